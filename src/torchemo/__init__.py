@@ -1,0 +1,1 @@
+"""Episodic Memory Optimization for few-shot meta-learning."""

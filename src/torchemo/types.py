@@ -1,0 +1,123 @@
+"""The vocabulary: parameters, episodes, recalls, models. Nothing here computes.
+
+Everything that belongs to a task carries a leading task axis B. Meta-parameters have their own shape,
+per-task parameters are ``[B, *shape]``.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Params: TypeAlias = dict[str, Tensor]
+"""Named tensors: meta-parameters ``{name: [*shape]}`` or per-task ones ``{name: [B, *shape]}``."""
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``(out [B, n, n_out], target [B, n, ...]) -> losses [B]``, the mean over the n examples of a task."""
+
+Direction: TypeAlias = Callable[[Params, int], Params]
+"""``(gradients {name: [B, *shape]}, inner step) -> direction`` of the same structure: EMO's seam."""
+
+
+class Batch(NamedTuple):
+    """Examples of B tasks: inputs ``x [B, n, ...]`` and targets ``y [B, n]`` or ``[B, n, n_out]``."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Episode(NamedTuple):
+    """B few-shot tasks: a support set to adapt on and a query set to be judged on."""
+
+    support: Batch
+    query: Batch
+    domain: Int[Tensor, " task"] | None = None
+    index: Int[Tensor, " task"] | None = None
+
+
+class Recall(NamedTuple):
+    """What the memory recalls for B tasks, nearest slot first; ``m = min(k, filled slots)``.
+
+    Attributes:
+        keys: Task keys K (Eq. 4), on the graph of the key network.
+        slots: Slot numbers of the m nearest remembered tasks.
+        distances: Euclidean distances to them.
+        weights: Recall weights a_j >= 0; uniform (1/m) or softmax, then on the graph of the keys.
+        values: Recalled values V_j, detached, ``{name: [B, m, *shape]}``.
+        generations: How often each slot had been overwritten when it was read.
+        active: Tasks that may use their recall; the others are adapted without it (recall dropout).
+        slot_keys: Keys of all filled slots as a leaf that collects their gradient (consolidation).
+        notes: What else is remembered with the slots (domain, prototypes), ``{name: [B, m, ...]}``.
+    """
+
+    keys: Float[Tensor, "task dim"]
+    slots: Int[Tensor, "task m"]
+    distances: Float[Tensor, "task m"]
+    weights: Float[Tensor, "task m"]
+    values: Params
+    generations: Int[Tensor, "task m"]
+    active: Bool[Tensor, " task"]
+    slot_keys: Float[Tensor, "slot dim"] | None = None
+    notes: Params | None = None
+
+    @property
+    def m(self) -> int:
+        """How many slots were recalled for each task."""
+        return self.slots.shape[1]
+
+
+class Start(NamedTuple):
+    """Where the inner loop of B tasks begins.
+
+    Attributes:
+        theta: Per-task parameters ``{name: [B, *shape]}``.
+        rates: Per-task inner rates ``{name: [B, R, *r]}`` or None for the rule's own constant. R is the
+            step axis (1 = shared by all steps; step s uses entry min(s, R - 1)); r broadcasts to shape.
+    """
+
+    theta: Params
+    rates: Params | None = None
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A network as a function with a task axis: ``(params {name: [B, ...]}, x [B, n, ...]) -> out``.
+
+    ``head`` names the tensors of the last linear layer (weight, then bias), ``norm`` the scale and
+    shift of normalisation layers, ``buffers`` running statistics (no gradient, never adapted).
+    """
+
+    @property
+    def head(self) -> tuple[str, ...]: ...
+    @property
+    def norm(self) -> tuple[str, ...]: ...
+    @property
+    def buffers(self) -> tuple[str, ...]: ...
+
+    def init(self, generator: torch.Generator) -> Params:
+        """Draw meta-parameters (no task axis)."""
+        ...
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Map ``x [B, n, ...]`` to outputs ``[B, n, n_out]``; equals ``classify(params, features(params, x))``."""
+        ...
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """Map ``x [B, n, ...]`` to what the head sees, ``[B, n, f]``."""
+        ...
+
+    def classify(self, params: Params, features: Tensor) -> Tensor:
+        """Apply the head to ``features [B, n, f]``."""
+        ...
+
+    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "Model":
+        """Return this model as used at inner step ``step``.
+
+        Args:
+            step: Inner step, for per-step normalisation statistics.
+            stored: Normalise with stored running statistics where the model keeps them.
+            sink: Where to put this batch's normalisation statistics, ``{buffer name: [B, ...]}``.
+        """
+        ...
