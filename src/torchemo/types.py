@@ -50,6 +50,7 @@ class Recall(NamedTuple):
         active: Tasks that may use their recall; the others are adapted without it (recall dropout).
         slot_keys: Keys of all filled slots as a leaf that collects their gradient (consolidation).
         notes: What else is remembered with the slots (domain, prototypes), ``{name: [B, m, ...]}``.
+        own_notes: The same of the tasks at hand, to be remembered with them, ``{name: [B, ...]}``.
     """
 
     keys: Float[Tensor, "task dim"]
@@ -61,6 +62,7 @@ class Recall(NamedTuple):
     active: Bool[Tensor, " task"]
     slot_keys: Float[Tensor, "slot dim"] | None = None
     notes: Params | None = None
+    own_notes: Params | None = None
 
     @property
     def m(self) -> int:

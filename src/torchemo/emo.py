@@ -1,0 +1,433 @@
+"""EMO: the episodic memory optimizer (Eq. 4, 6, 7; Algorithms 1 and 2).
+
+Three verbs for a loop of one's own: `recall` what similar tasks did, `combine` it with the gradient at
+hand, `remember` this task. Tasks carry a leading axis B everywhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from torchemo.aggregators import Aggregator
+from torchemo.alignment import align_heads
+from torchemo.consolidation import SlotAdam, key_centres
+from torchemo.encoders import KeyEncoder
+from torchemo.errors import ConfigError
+from torchemo.memory import EpisodicMemory
+from torchemo.retrieval import Retrieval
+from torchemo.rng import generator_for
+from torchemo.tree import select, tree_map
+from torchemo.types import Batch, Params, Recall
+
+Content = Literal["first", "last", "mean", "per_step", "query", "meta"]
+
+
+@final
+@dataclass(frozen=True)
+class Policy:
+    """What is stored and how it is used: the paper's open points as named switches.
+
+    Args:
+        content: What a value is (A6): the ``first``, ``last`` or ``mean`` support gradient, one
+            ``per_step``, the gradient of the ``query`` loss at theta_S, or the task's own row of the outer
+            gradient (``meta``).
+        memory_steps: Inner steps that use the recall: ``all`` (the paper), ``first``, or a decay rho in
+            (0, 1): weight rho^s at step s.
+        recall_step: A step along the recall alone before the first support gradient (A4).
+        head_align: What to do about the label order of head gradients (A7): ``none`` (the paper), ``drop``
+            them, or match classes by prototypes (``hungarian``; needs ``n_way``).
+        n_way: Number of classes of a task, for prototypes.
+        recall_dropout: Probability that a meta-training task is adapted without its recall.
+        value_clip: Clip a recalled tensor to this multiple of the own gradient's norm (A25).
+        value_scale: Factor of stored values: N*K stores the sum over the support set (A12).
+        write: ``replace`` (the paper) or ``consolidate`` (ours; values are then offsets of the start).
+        slots: Optimizer of consolidated slots.
+        warmup: Batches before consolidated slots are seeded from past keys.
+        novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
+        rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
+        control: ``random_values`` stores random directions of the same norm instead of the values.
+        seed: Seed of recall dropout, of the controls and of the slot seeding.
+    """
+
+    content: Content = "first"
+    memory_steps: Literal["all", "first"] | float = "first"
+    recall_step: Literal["off", "eval_only", "always"] = "off"
+    head_align: Literal["none", "drop", "hungarian"] = "none"
+    n_way: int | None = None
+    recall_dropout: float = 0.0
+    value_clip: float | None = None
+    value_scale: float = 1.0
+    write: Literal["replace", "consolidate"] = "replace"
+    slots: SlotAdam = field(default_factory=SlotAdam)
+    warmup: int = 100
+    novelty: float | None = None
+    rekey_every: int | None = None
+    control: Literal["none", "random_values"] = "none"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.memory_steps, float) and not 0 < self.memory_steps < 1:
+            raise ConfigError(f"a decay of memory_steps lies in (0, 1), got {self.memory_steps}.")
+        if not 0 <= self.recall_dropout <= 1:
+            raise ConfigError(f"recall_dropout should lie in [0, 1], got {self.recall_dropout}.")
+        if self.head_align == "hungarian" and self.n_way is None:
+            raise ConfigError("head_align 'hungarian' needs n_way.", hint="Set n_way of the tasks.")
+        if self.write == "consolidate" and self.content != "meta":
+            raise ConfigError(
+                f"consolidation accumulates outer gradient rows, got content '{self.content}'.",
+                hint="Set content to 'meta'.",
+            )
+
+
+class Bound(NamedTuple):
+    """EMO with the recall of B tasks in hand: what an inner loop needs of it."""
+
+    emo: "EMO"
+    recall: Recall
+
+    def direction(self, grads: Params, step: int) -> Params:
+        """Eq. 7: the direction of inner step ``step``."""
+        return self.emo.combine(grads, self.recall, step=step)
+
+    def opening(self) -> Params | None:
+        """Return the recall step before the first support gradient, or None."""
+        return self.emo.opening(self.recall)
+
+
+@final
+class EMO(nn.Module):
+    """Encoder + memory + retrieval + aggregator.
+
+    Example:
+        >>> import torch
+        >>> from torchemo.aggregators import Sum
+        >>> emo = EMO(EpisodicMemory(10, 2), Retrieval(k=5), Sum())
+        >>> grads = {"w": torch.ones(1, 3)}
+        >>> recall = emo.recall(torch.zeros(1, 2))             # nothing is remembered yet
+        >>> emo.combine(grads, recall)["w"].tolist()
+        [[1.0, 1.0, 1.0]]
+        >>> emo.remember(recall, grads)
+        >>> recall = emo.recall(torch.zeros(1, 2))             # the same task again
+        >>> emo.combine(grads, recall)["w"].tolist()
+        [[2.0, 2.0, 2.0]]
+
+    Args:
+        memory: The slots.
+        retrieval: kNN and its weights.
+        aggregator: Mean, Sum, Gated or Transformer.
+        encoder: Key network (Eq. 4); None if the keys come from elsewhere.
+        policy: What is stored and how it is used.
+        head: Names of the head tensors, for head alignment.
+    """
+
+    def __init__(
+        self,
+        memory: EpisodicMemory,
+        retrieval: Retrieval,
+        aggregator: Aggregator,
+        *,
+        encoder: KeyEncoder | None = None,
+        policy: Policy | None = None,
+        head: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.policy = Policy() if policy is None else policy
+        self.memory = memory
+        self.retrieval = retrieval
+        self.aggregator = aggregator
+        self.encoder = encoder
+        self.head = head
+        self._check()
+        self.warm_keys: Tensor
+        self.register_buffer("warm_keys", memory.keys.new_zeros(0, memory.key_dim))
+
+    def _check(self) -> None:
+        if self.encoder is not None and self.encoder.dim != self.memory.key_dim:
+            raise ConfigError(
+                f"the encoder makes keys of dimension {self.encoder.dim},"
+                f" the memory holds keys of dimension {self.memory.key_dim}."
+            )
+        if self.policy.head_align != "none" and not self.head:
+            raise ConfigError(
+                f"head_align '{self.policy.head_align}' needs the names of the head tensors."
+            )
+        needs = {"hungarian head alignment": self.policy.head_align == "hungarian"}
+        needs["re-keying"] = self.policy.rekey_every is not None
+        for what, needed in needs.items():
+            if needed and self.encoder is None:
+                raise ConfigError(f"{what} needs a key encoder.", hint="Pass encoder=...")
+
+    @property
+    def consolidates(self) -> bool:
+        """Whether values are offsets of the start (ours) rather than gradients (the paper)."""
+        return self.policy.write == "consolidate"
+
+    # -- encode, recall ----------------------------------------------------------------------------
+
+    def encode(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
+        """Eq. 4: ``K = Transformer([cls, e_1, ..., e_n])[0]`` of each support set.
+
+        Args:
+            support: Support sets of B tasks.
+            params: Meta-parameters, for an encoder that shares the learner's trunk.
+        """
+        if self.encoder is None:
+            raise ConfigError("this EMO has no key encoder.", hint="Pass encoder=... or own keys.")
+        return self.encoder(support, params)
+
+    def recall(
+        self,
+        keys: Float[Tensor, "task dim"],
+        *,
+        support: Batch | None = None,
+        params: Params | None = None,
+        domain: Int[Tensor, " task"] | None = None,
+        index: Int[Tensor, " task"] | None = None,
+    ) -> Recall:
+        """Recall what is remembered of the k nearest tasks; changes nothing.
+
+        Args:
+            keys: Task keys.
+            support: Support sets, needed for head alignment and re-keying only.
+            params: Meta-parameters, for an encoder that shares the learner's trunk.
+            domain: Tags to remember with the tasks, for analysis.
+            index: Episode numbers; recall dropout is a function of them.
+        """
+        recall = self.retrieval(
+            self.memory,
+            keys,
+            active=self._active(keys.shape[0], index),
+            learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
+        )
+        own = self._own_notes(support, params, domain)
+        if self.policy.head_align == "hungarian":
+            axis = 3 if self.policy.content == "per_step" else 2
+            recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
+        return recall._replace(own_notes=own)
+
+    def _active(self, tasks: int, index: Tensor | None) -> Tensor:
+        if not self.training or self.policy.recall_dropout == 0:
+            return torch.ones(tasks, dtype=torch.bool)
+        numbers = (self.memory.ledger.now + torch.arange(tasks)) if index is None else index
+        draws = [
+            torch.rand((), generator=generator_for(self.policy.seed, "recall-dropout", int(i)))
+            for i in numbers
+        ]
+        return torch.stack(draws) >= self.policy.recall_dropout
+
+    def _own_notes(
+        self, support: Batch | None, params: Params | None, domain: Tensor | None
+    ) -> Params:
+        notes: Params = {} if domain is None else {"domain": domain}
+        if self.policy.head_align == "hungarian" or self.policy.rekey_every is not None:
+            if support is None or self.encoder is None:
+                raise ConfigError("recall: head alignment and re-keying need the support sets.")
+            if self.policy.head_align == "hungarian" and self.policy.n_way is not None:
+                with torch.no_grad():
+                    prototypes = self.encoder.prototypes(support, self.policy.n_way, params=params)
+                notes["prototypes"] = prototypes
+            if self.policy.rekey_every is not None:
+                notes["support_x"], notes["support_y"] = support.x, support.y
+        return notes
+
+    # -- use ---------------------------------------------------------------------------------------
+
+    def bind(self, recall: Recall) -> Bound:
+        """Hold a recall for an inner loop."""
+        return Bound(self, recall)
+
+    def offset(self, theta: Params, recall: Recall) -> Params:
+        """Start from ``theta + sum_j a_j V_j`` when the memory consolidates; else return ``theta``.
+
+        Args:
+            theta: Per-task parameters ``{name: [B, *shape]}``.
+            recall: Their recall; the weights a_j stay on the graph.
+        """
+        if not self.consolidates or recall.m == 0:
+            return theta
+        moved = dict(theta)
+        for name, value in recall.values.items():
+            moved[name] = theta[name] + _weighted_sum(recall.weights, value).to(theta[name].dtype)
+        return moved
+
+    def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
+        """Eq. 7: return Aggr(g, V), the direction of inner step ``step``.
+
+        Args:
+            grads: Support gradients g at this step, ``{name: [B, *shape]}``.
+            recall: What was recalled for the tasks, once, before the first step.
+            step: Inner step s.
+        """
+        if self.memory.capacity == 0 or self.consolidates:
+            return grads
+        part = self._part(recall, grads, step)
+        if part is None:
+            return self.aggregator.own_only(grads)
+        combined = self.aggregator(grads, part, step=step)
+        if bool(recall.active.all()):
+            return combined
+        own = self.aggregator.own_only(grads)
+        return tree_map(lambda c, o: torch.where(_column(recall.active, c), c, o), combined, own)
+
+    def opening(self, recall: Recall) -> Params | None:
+        """Return the direction of the recall step before the first support gradient, or None."""
+        chosen = self.policy.recall_step
+        off = chosen == "off" or (chosen == "eval_only" and self.training)
+        if off or self.consolidates or recall.m == 0 or self.memory.capacity == 0:
+            return None
+        part = recall._replace(values=self._at_step(recall.values, 0))
+        alone = self.aggregator.recall_only(part)
+        return tree_map(lambda d: d * _column(recall.active, d), alone)
+
+    def _part(self, recall: Recall, grads: Params, step: int) -> Recall | None:
+        """Return the recall as used at ``step`` for the tensors in ``grads``; None if it is not."""
+        use = self.policy.memory_steps
+        names = [name for name in grads if name in recall.values]
+        if recall.m == 0 or not names or (use == "first" and step > 0):
+            return None
+        values = self._at_step(select(recall.values, names), step)
+        if isinstance(use, float):
+            values = tree_map(lambda v: v * use**step, values)
+        if self.policy.value_clip is not None:
+            values = {n: _clip(v, grads[n], self.policy.value_clip) for n, v in values.items()}
+        return recall._replace(values=values)
+
+    def _at_step(self, values: Params, step: int) -> Params:
+        if self.policy.content != "per_step":
+            return values
+        return tree_map(lambda v: v[:, :, min(step, v.shape[2] - 1)], values)
+
+    # -- remember ----------------------------------------------------------------------------------
+
+    def value(
+        self, gradients: tuple[Params, ...], *, query: Params | None = None, rows: Params | None = None
+    ) -> Params:
+        """Pick what to remember of B tasks (`Policy.content`), detached.
+
+        Args:
+            gradients: Support gradients g_0, ..., g_{S-1} (Eq. 5, averaged over the support set).
+            query: Gradient of the query loss at theta_S.
+            rows: The tasks' rows of the outer gradient.
+        """
+        content = self.policy.content
+        sources = {"query": query, "meta": rows}
+        if content in sources:
+            picked = sources[content]
+        elif not gradients:
+            picked = None
+        elif content == "per_step":
+            picked = {n: torch.stack([g[n] for g in gradients], 1) for n in gradients[0]}
+        elif content == "mean":
+            picked = {n: torch.stack([g[n] for g in gradients]).mean(0) for n in gradients[0]}
+        else:
+            picked = gradients[0 if content == "first" else -1]
+        if picked is None:
+            raise ConfigError(f"there is no '{content}' gradient to remember.")
+        dropped = self.head if self.policy.head_align == "drop" else ()
+        scale = self.policy.value_scale
+        return {n: v.detach() * scale for n, v in picked.items() if n not in dropped}
+
+    def remember(self, recall: Recall, values: Params) -> None:
+        """Touch what was recalled, then write B tasks in order (Eq. 6): the memory's only change.
+
+        Call it once per batch after the outer step; all reads of a batch precede all its writes.
+
+        Args:
+            recall: What `recall` returned for these tasks.
+            values: What to remember of them, see `value`.
+        """
+        if self.memory.capacity == 0:
+            return
+        if self.policy.control == "random_values":
+            values = self._random_like(values)
+        keys, notes = recall.keys.detach(), recall.own_notes or {}
+        # Checked before the first touch, so that a refused batch changes nothing at all.
+        self.memory.check_write(keys, values, {} if self.consolidates else notes)
+        self.memory.touch(recall.slots[recall.active], generations=recall.generations[recall.active])
+        if self.consolidates:
+            self._consolidate(recall, values)
+        else:
+            self.memory.write(keys, values, notes=notes)
+        self.memory.end_batch()
+        every = self.policy.rekey_every
+        if every is not None and int(self.memory.ledger.iteration) % every == 0:
+            self.rekey()
+
+    def rekey(self, params: Params | None = None) -> None:
+        """Recompute the keys of all filled slots from their support sets (A23)."""
+        if self.encoder is None or "support_x" not in self.memory.notes:
+            raise ConfigError("re-keying needs an encoder and rekey_every set from the start.")
+        n = len(self.memory)
+        notes = self.memory.notes
+        with torch.no_grad():
+            keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
+        self.memory.rekey(keys)
+
+    def _consolidate(self, recall: Recall, rows: Params) -> None:
+        far = torch.zeros(recall.keys.shape[0], dtype=torch.bool)
+        if self.policy.novelty is not None:
+            nearest = recall.distances[:, 0] if recall.m else torch.full((len(far),), torch.inf)
+            far = nearest > self.policy.novelty
+        if recall.m:
+            slot_keys = recall.slot_keys
+            self.memory.consolidate(
+                rows,
+                recall.slots,
+                weights=recall.weights.detach() * ~far[:, None],
+                optimizer=self.policy.slots,
+                key_gradient=None if slot_keys is None else slot_keys.grad,
+            )
+        if bool(far.any()):
+            zeros = {n: torch.zeros_like(row[far]) for n, row in rows.items()}
+            self.memory.write(recall.keys[far].detach(), zeros)
+        if self.policy.novelty is None and len(self.memory) == 0:
+            self._warm_up(recall, rows)
+
+    def _warm_up(self, recall: Recall, rows: Params) -> None:
+        """Collect keys; after ``warmup`` batches spread the slots over the last 400 of them."""
+        self.warm_keys = torch.cat([self.warm_keys, recall.keys.detach()])[-400:]
+        if int(self.memory.ledger.iteration) + 1 >= self.policy.warmup:
+            centres = key_centres(self.warm_keys, self.memory.capacity, seed=self.policy.seed)
+            self.memory.seed(centres, {name: row.shape[1:] for name, row in rows.items()})
+            self.warm_keys = self.warm_keys[:0]
+
+    def _random_like(self, values: Params) -> Params:
+        """Replace each task's tensors by random directions of the same norm (a control)."""
+        now = int(self.memory.ledger.now)
+        generator = generator_for(self.policy.seed, "random-values", now)
+        drawn = {}
+        for name, value in values.items():
+            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            axes = tuple(range(1, value.dim()))
+            size = value.square().sum(axes, keepdim=True).sqrt()
+            drawn[name] = noise * size / noise.square().sum(axes, keepdim=True).sqrt()
+        return drawn
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: object
+    ) -> None:
+        # The warm-up keys grow, so their buffer takes the saved length before it is filled.
+        saved = state_dict.get(f"{prefix}warm_keys")
+        if saved is not None:
+            self.warm_keys = self.warm_keys.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[arg-type]
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return ``sum_j a_bj V_bj``: ``[B, m]`` and ``[B, m, *shape]`` -> ``[B, *shape]``."""
+    return (weights[:, None].to(values.dtype) @ values.flatten(2)).view(-1, *values.shape[2:])
+
+
+def _column(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.view(-1, *(1,) * (like.dim() - 1))
+
+
+def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
+    """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
+    size = value.flatten(2).norm(dim=2).clamp_min(torch.finfo(value.dtype).tiny)
+    limit = factor * own.detach().flatten(1).norm(dim=1)[:, None]
+    scale = (limit / size).clamp_max(1.0)
+    return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

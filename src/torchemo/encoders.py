@@ -1,0 +1,424 @@
+"""Task keys (Eq. 4): one vector per task, read from its support set.
+
+An embedder turns each support example into e_i, an encoder turns the e_i of a task into its key K.
+All weights are drawn from an explicit generator. A key never depends on the order of the support
+set, nor on the other tasks of the batch.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Protocol, Self, TypeVar, final, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+from torchemo.errors import ConfigError, DataError, ShapeError
+from torchemo.losses import check_labels
+from torchemo.models.conv4 import Conv4
+from torchemo.tree import check_same_structure, detach, expand
+from torchemo.types import Batch, Model, Params
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Map every support example to its embedding e_i, ``[B, n, dim]``, each task on its own."""
+
+    dim: int
+
+    def __call__(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Embed ``support``; ``params`` are the learner's meta-parameters (no task axis)."""
+        ...
+
+
+@runtime_checkable
+class KeyEncoder(Protocol):
+    """Map the support sets of B tasks to their keys K, ``[B, dim]`` (Eq. 4): an ``nn.Module``."""
+
+    dim: int
+
+    def __call__(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Return the keys ``[B, dim]``; ``params`` are the learner's meta-parameters."""
+        ...
+
+    def embed(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Return the embeddings e_i ``[B, n, e]`` that the keys are made of."""
+        ...
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class, ``[B, n_way, e]`` (what heads are aligned on)."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the weights by name, as ``nn.Module`` does."""
+        ...
+
+
+@final
+class OwnConv(nn.Module):
+    """Embed pictures with a Conv-4 of the key network's own: 4 blocks, global mean, linear.
+
+    Reading: the paper writes the image encoder as the learner's f_theta, yet a 64-d embedding needs
+    another head (A1). This is a separate network, which normalises within each task.
+
+    Args:
+        in_channels: Channels of a picture.
+        image_size: Height and width of a picture.
+        generator: Source of the weights.
+        filters: Filters of each block.
+        dim: Size of e_i.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        image_size: int,
+        *,
+        generator: Generator,
+        filters: int = 32,
+        dim: int = 64,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.shape = (in_channels, image_size, image_size)
+        self.network = Conv4(dim, in_channels, image_size, filters, head_pool="mean")
+        drawn = self.network.init(generator)
+        self.names = tuple(drawn)
+        self.weights = nn.ParameterList(nn.Parameter(drawn[name]) for name in self.names)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Embed ``support.x [B, n, C, H, W]``; neither labels nor ``params`` are looked at."""
+        x = support.x
+        if x.shape[2:] != self.shape:
+            raise ShapeError(
+                f"support pictures should have shape {list(self.shape)}, got {list(x.shape[2:])}.",
+                hint="Build the key network with the channels and size of the pictures.",
+            )
+        weights = dict(zip(self.names, self.weights, strict=True))
+        return self.network(expand(weights, x.shape[0]), x)
+
+
+@final
+class FrozenRandom(nn.Module):
+    """Embed pictures with an `OwnConv` that keeps its random start: a control for learned keys."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        image_size: int,
+        *,
+        generator: Generator,
+        filters: int = 32,
+        dim: int = 64,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        conv = OwnConv(in_channels, image_size, generator=generator, filters=filters, dim=dim)
+        self.conv = conv.requires_grad_(False)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Embed ``support.x [B, n, C, H, W]``."""
+        embedded: Tensor = self.conv(support)
+        return embedded
+
+
+@final
+class SharedTrunk(nn.Module):
+    """Embed pictures with the trunk of the learner's ``model`` at theta and a linear layer.
+
+    Reading: the literal f_theta of Eq. 4 (A1). Theta is detached: keys never train the learner.
+    """
+
+    def __init__(self, model: Model, *, generator: Generator, dim: int = 64) -> None:
+        super().__init__()
+        self.dim = dim
+        self.model = model
+        # A throw-away draw: the widths are a fact of the network, not of its weights.
+        drawn = model.init(Generator())
+        self.trunk = {name: p.shape for name, p in drawn.items() if name not in model.head}
+        self.linear = _linear(drawn[model.head[0]].shape[-1], dim, generator=generator)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Embed ``support.x`` at theta = ``params {name: [*shape]}`` (no task axis)."""
+        if params is None:
+            raise ConfigError(
+                "the shared key embedder reads the learner's trunk, and got no parameters.",
+                hint="Pass params=theta when keys are computed, or use an embedder of its own.",
+            )
+        theta = {name: params[name] for name in self.trunk if name in params}
+        check_same_structure(self.trunk, theta, what="trunk of the learner", leading=0)
+        with torch.no_grad():
+            features = self.model.features(expand(detach(theta), support.x.shape[0]), support.x)
+        embedded: Tensor = self.linear(features)
+        return embedded
+
+
+@final
+class PairEmbedder(nn.Module):
+    """Embed the pairs (x, y) of regression tasks by a linear map (A30)."""
+
+    def __init__(self, x_dim: int, y_dim: int, *, generator: Generator, dim: int = 64) -> None:
+        super().__init__()
+        self.dim = dim
+        self.sizes = (x_dim, y_dim)
+        self.linear = _linear(x_dim + y_dim, dim, generator=generator)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Tensor:
+        """Embed ``x [B, n, ...]`` with ``y [B, n]`` or ``[B, n, y_dim]``."""
+        embedded: Tensor = self.linear(_pairs(support, *self.sizes))
+        return embedded
+
+
+@final
+class TransformerKey(nn.Module):
+    """Compute the task key of Eq. 4: K = Transformer([cls, e_1, ..., e_NK])[0].
+
+    A pre-norm encoder without positions and without dropout, then a LayerNorm on the cls output.
+
+    Reading: the formula has no labels though the text speaks of support pairs, so keys see pictures
+    alone (A2). With ``use_labels`` a learned embedding of y_i is added to e_i; the key then depends
+    on which class has which number. Prototypes are means of the plain e_i in both cases.
+
+    Args:
+        embedder: Gives e_i, of size ``dim``.
+        generator: Source of the weights.
+        dim: Size of tokens and of the key.
+        layers: Encoder layers.
+        heads: Attention heads.
+        ff: Width of the feed-forward part.
+        use_labels: Let the key see the labels.
+        n_way: Number of labels; needed with ``use_labels``.
+        unit: Put keys on the unit sphere.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        *,
+        generator: Generator,
+        dim: int = 64,
+        layers: int = 6,
+        heads: int = 4,
+        ff: int = 128,
+        use_labels: bool = False,
+        n_way: int | None = None,
+        unit: bool = True,
+    ) -> None:
+        super().__init__()
+        if embedder.dim != dim or dim % heads:
+            raise ConfigError(
+                f"key transformer: dim {dim} with {heads} heads, embedder of dim {embedder.dim}.",
+                hint="Embedder and key need the same dim, and the number of heads must divide it.",
+            )
+        if use_labels and n_way is None:
+            raise ConfigError("key transformer: use_labels needs n_way, got None.")
+        self.dim = dim
+        self.unit = unit
+        self.embedder = embedder
+        self.cls = _token(dim, generator=generator)
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, ff, 0.0, F.gelu, batch_first=True, norm_first=True, device="meta"
+        )
+        stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.transformer = _drawn(stack, generator)
+        self.norm = nn.LayerNorm(dim)
+        self.labels = _token(n_way or 0, dim, generator=generator) if use_labels else None
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all parts but the transformer, whose modes mean the same (no dropout)."""
+        super().train(mode)
+        # Its evaluation mode would swap in a fused kernel that rounds differently, and the key of a
+        # task would depend on whether gradients are on.
+        self.transformer.train()
+        return self
+
+    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
+        """Return the embeddings e_i, without labels."""
+        _check_support(support)
+        return self.embedder(support, params)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
+        """Return the keys K of Eq. 4."""
+        tokens = self.embed(support, params)
+        if self.labels is not None:
+            check_labels(support.y, len(self.labels), what="support labels")
+            tokens = tokens + self.labels[support.y]
+        cls = self.cls.expand(tokens.shape[0], 1, self.dim)
+        out = self.transformer(torch.cat([cls, tokens], dim=1))[:, 0]
+        return _checked_keys(self.norm(out), unit=self.unit)
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class."""
+        return class_means(self.embed(support, params), support.y, n_way=n_way)
+
+
+@final
+class MeanKey(nn.Module):
+    """Use the mean of the e_i as the key: what Eq. 4 gives without a Transformer.
+
+    Args:
+        embedder: Gives e_i.
+        unit: Put keys on the unit sphere.
+    """
+
+    def __init__(self, embedder: Embedder, *, unit: bool = True) -> None:
+        super().__init__()
+        self.dim = embedder.dim
+        self.unit = unit
+        self.embedder = embedder
+
+    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
+        """Return the embeddings e_i."""
+        _check_support(support)
+        return self.embedder(support, params)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
+        """Return the mean embedding of each task."""
+        return _checked_keys(self.embed(support, params).mean(1), unit=self.unit)
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class."""
+        return class_means(self.embed(support, params), support.y, n_way=n_way)
+
+
+@final
+class StatisticsKey(nn.Module):
+    """Describe a task by plain statistics, without weights: the baseline of learned keys.
+
+    Pictures: e_i = mean and standard deviation of each channel, K = their mean over the task.
+    Regression: e_i = (x_i, y_i), K = means, standard deviations and covariances of these numbers.
+
+    Args:
+        x_dim: Channels of a picture, or numbers in one regression input.
+        y_dim: Numbers in one regression target; None for pictures.
+        unit: Put keys on the unit sphere (loses the scale of the statistics).
+    """
+
+    def __init__(self, x_dim: int, y_dim: int | None = None, *, unit: bool = False) -> None:
+        super().__init__()
+        self.sizes = (x_dim, y_dim)
+        self.unit = unit
+        width = x_dim + (y_dim or 0)
+        self.dim = 2 * width if y_dim is None else width * (width + 3) // 2
+
+    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
+        """Return the statistics of each picture, or each pair (x, y)."""
+        _check_support(support)
+        x_dim, y_dim = self.sizes
+        if y_dim is not None:
+            return _pairs(support, x_dim, y_dim)
+        if support.x.ndim != 5 or support.x.shape[2] != x_dim:
+            raise ShapeError(
+                f"support pictures should have shape [B, n, {x_dim}, H, W],"
+                f" got {list(support.x.shape)}."
+            )
+        pixels = support.x.flatten(3)
+        return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=-1)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
+        """Return the statistics of each support set."""
+        embedded = self.embed(support, params)
+        mean = embedded.mean(1)
+        if self.sizes[1] is None:
+            return _checked_keys(mean, unit=self.unit)
+        centred = embedded - mean[:, None]
+        covariance = centred.transpose(1, 2) @ centred / embedded.shape[1]
+        spread = covariance.diagonal(dim1=1, dim2=2).sqrt()
+        width = mean.shape[1]
+        row, column = torch.triu_indices(width, width, offset=1)
+        keys = torch.cat([mean, spread, covariance[:, row, column]], dim=1)
+        return _checked_keys(keys, unit=self.unit)
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class."""
+        return class_means(self.embed(support, params), support.y, n_way=n_way)
+
+
+def class_means(
+    embedded: Float[Tensor, "task n e"], y: Int[Tensor, "task n"], *, n_way: int
+) -> Float[Tensor, "task way e"]:
+    """Average the embeddings of each class; every class of every task needs an example."""
+    check_labels(y, n_way, what="support labels")
+    member = F.one_hot(y.long(), n_way).to(embedded.dtype)
+    count = member.sum(1)
+    if (count == 0).any():
+        b, c = (count == 0).nonzero()[0].tolist()
+        raise DataError(
+            f"support set of task {b}: class {c} has no example.",
+            hint="Prototypes need at least one support example of every class.",
+        )
+    return member.transpose(1, 2) @ embedded / count[..., None]
+
+
+def _check_support(support: Batch) -> None:
+    if support.x.ndim < 3 or support.x.shape[1] == 0 or support.x.shape[:2] != support.y.shape[:2]:
+        raise ShapeError(
+            "support set: expected x [B, n, ...] and y [B, n, ...] with n > 0,"
+            f" got {list(support.x.shape)} and {list(support.y.shape)}."
+        )
+    for part, values in zip(("inputs", "targets"), support, strict=True):
+        bad = ~values.flatten(1).isfinite().all(1)
+        if bad.any():
+            raise DataError(
+                f"support set of task {int(bad.nonzero()[0])}: its {part} hold NaN or infinity.",
+                hint="Look for damaged files, or for a division by zero in the preparation.",
+            )
+
+
+def _checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
+    if unit:
+        keys = keys / keys.norm(dim=1, keepdim=True)
+    bad = ~keys.isfinite().all(1)
+    if bad.any():
+        raise DataError(
+            f"the key of task {int(bad.nonzero()[0])} is not finite.",
+            hint="Weights of the key network that are not finite, or a key of length zero.",
+        )
+    return keys
+
+
+def _pairs(support: Batch, x_dim: int, y_dim: int) -> Tensor:
+    x, y = support.x.flatten(2), support.y.reshape(*support.y.shape[:2], -1)
+    if (x.shape[2], y.shape[2]) != (x_dim, y_dim):
+        raise ShapeError(
+            f"support pairs should have {x_dim} inputs and {y_dim} targets,"
+            f" got {x.shape[2]} and {y.shape[2]}."
+        )
+    return torch.cat([x, y.to(x.dtype)], dim=-1)
+
+
+def _token(*shape: int, generator: Generator) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(shape[-1]))
+
+
+def _linear(in_features: int, out_features: int, *, generator: Generator) -> nn.Linear:
+    return _drawn(nn.Linear(in_features, out_features, device="meta"), generator)
+
+
+def _drawn(module: AnyModule, generator: Generator) -> AnyModule:
+    """Give a module built on the meta device its weights; torch's own draws would be global."""
+    module.to_empty(device="cpu")
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.MultiheadAttention):
+            nn.init.xavier_uniform_(part.in_proj_weight, generator=generator)
+            nn.init.zeros_(part.in_proj_bias)
+        elif isinstance(part, nn.Linear):
+            bound = 1 / math.sqrt(part.in_features)
+            nn.init.uniform_(part.weight, -bound, bound, generator=generator)
+            nn.init.uniform_(part.bias, -bound, bound, generator=generator)
+    return module
+
+
+EMBEDDERS = {
+    "own": OwnConv,
+    "shared": SharedTrunk,
+    "frozen_random": FrozenRandom,
+    "pair": PairEmbedder,
+}
+ENCODERS = {"transformer": TransformerKey, "mean": MeanKey, "statistics": StatisticsKey}

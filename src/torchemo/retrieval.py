@@ -1,0 +1,205 @@
+"""Retrieval: the k remembered tasks nearest to a key, and how much each of them counts."""
+
+import math
+from typing import Literal, Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from torchemo.errors import ConfigError, DataError
+from torchemo.memory import EpisodicMemory
+from torchemo.rng import generator_for
+from torchemo.types import Recall
+
+
+@runtime_checkable
+class Index(Protocol):
+    """Nearest-neighbour search over slot keys; an approximate one can take over at millions of slots."""
+
+    def search(
+        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
+    ) -> Int[Tensor, "task m"]:
+        """Return the m slots nearest to each key, nearest first."""
+        ...
+
+
+@final
+class ExactIndex:
+    """Exact Euclidean search; equal distances are ordered by slot number."""
+
+    def search(
+        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
+    ) -> Int[Tensor, "task m"]:
+        """Return the m nearest slots of each task by (distance, slot number)."""
+        # Direct subtraction: the expanded quadratic form cancels and makes near ties unstable.
+        squared = (keys[:, None] - slot_keys[None]).square().sum(-1)
+        return squared.sort(dim=1, stable=True).indices[:, :m]
+
+
+@final
+class RandomIndex:
+    """A control: m different slots at random, whatever the keys say.
+
+    The draw is a function of the seed, the key and the number of slots alone, so it is reproducible.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def search(
+        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
+    ) -> Int[Tensor, "task m"]:
+        """Return m random slots of each task."""
+        filled = slot_keys.shape[0]
+        rows = []
+        for key in keys.detach():
+            name = key.double().numpy().tobytes().hex()
+            generator = generator_for(self.seed, "random-slots", filled, name)
+            rows.append(torch.randperm(filled, generator=generator)[:m])
+        return torch.stack(rows)
+
+
+INDICES: dict[str, type[ExactIndex] | type[RandomIndex]] = {
+    "exact": ExactIndex,
+    "random": RandomIndex,
+}
+
+
+@final
+class Retrieval(nn.Module):
+    """k-nearest-neighbour recall with uniform or softmax weights.
+
+    Reading: with hard neighbours and uniform weights no gradient reaches the key network (it stays at
+    its initialisation for ever); ``softmax`` weights ``a = softmax(-d^2 / tau)`` let the outer loss train it.
+
+    Args:
+        k: Neighbours to recall; fewer are recalled while fewer are remembered. None recalls all slots.
+        weights: ``uniform`` (the paper) or ``softmax``.
+        temperature: Initial tau of the softmax; kept as its logarithm and learned.
+        null_distance: With softmax weights, the distance of an extra slot that holds nothing: a task unlike
+            everything remembered then gets weights that sum to less than one. None leaves it out.
+        max_age: Slots written more than this many batches ago are not recalled.
+        min_fill: Recall nothing before this many slots are filled.
+        index: The search.
+    """
+
+    def __init__(
+        self,
+        k: int | None = 20,
+        *,
+        weights: Literal["uniform", "softmax"] = "uniform",
+        temperature: float = 0.1,
+        null_distance: float | None = None,
+        max_age: int | None = None,
+        min_fill: int = 1,
+        index: Index | None = None,
+    ) -> None:
+        super().__init__()
+        _check_retrieval(k, weights, temperature, null_distance, max_age, min_fill)
+        self.k = k
+        self.weights = weights
+        self.max_age = max_age
+        self.min_fill = min_fill
+        self.index: Index = ExactIndex() if index is None else index
+        self.log_temperature = self.null_logit_distance = None
+        if weights == "softmax":
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+            if null_distance is not None:
+                self.null_logit_distance = nn.Parameter(torch.tensor(float(null_distance)))
+
+    def forward(
+        self,
+        memory: EpisodicMemory,
+        keys: Float[Tensor, "task dim"],
+        *,
+        active: Bool[Tensor, " task"] | None = None,
+        learn_slot_keys: bool = False,
+    ) -> Recall:
+        """Recall the m = min(k, n) nearest slots of each key.
+
+        Args:
+            memory: The memory to read; it is not changed.
+            keys: Task keys K.
+            active: Tasks that may use what they recall (all by default).
+            learn_slot_keys: Let the softmax weights collect a gradient for the slot keys too.
+        """
+        check_keys(keys, memory.key_dim)
+        tasks = keys.shape[0]
+        if active is None:
+            active = torch.ones(tasks, dtype=torch.bool)
+        candidates = self._candidates(memory)
+        m = candidates.numel() if self.k is None else min(self.k, candidates.numel())
+        slot_keys = memory.keys[: len(memory)].detach()
+        if learn_slot_keys and m:
+            slot_keys = slot_keys.clone().requires_grad_()
+        slots = torch.zeros(tasks, 0, dtype=torch.int64)
+        if m:
+            found = self.index.search(keys.detach(), slot_keys.detach()[candidates], m=m)
+            slots = candidates[found]
+        squared = (keys[:, None] - slot_keys[slots]).square().sum(-1)
+        return Recall(
+            keys=keys,
+            slots=slots,
+            distances=squared.detach().sqrt(),
+            weights=self._weigh(squared) * active[:, None],
+            values=memory.read(slots),
+            generations=memory.ledger.generation[slots],
+            active=active,
+            slot_keys=slot_keys if learn_slot_keys and m else None,
+            notes=memory.read_notes(slots),
+        )
+
+    def _candidates(self, memory: EpisodicMemory) -> Int[Tensor, " slot"]:
+        filled = len(memory)
+        if filled < self.min_fill:
+            return torch.zeros(0, dtype=torch.int64)
+        if self.max_age is None:
+            return torch.arange(filled)
+        return (memory.ages <= self.max_age).nonzero().flatten()
+
+    def _weigh(self, squared: Float[Tensor, "task m"]) -> Float[Tensor, "task m"]:
+        m = squared.shape[1]
+        if self.log_temperature is None:
+            return torch.full_like(squared.detach(), 1 / max(m, 1))
+        logits = -squared / self.log_temperature.exp().to(squared.dtype)
+        if self.null_logit_distance is None:
+            return logits.softmax(1)
+        null = -self.null_logit_distance.square() / self.log_temperature.exp()
+        return torch.cat([logits, null.to(logits.dtype).expand(len(logits), 1)], 1).softmax(1)[:, :m]
+
+
+def check_keys(keys: Tensor, dim: int) -> None:
+    """Raise `DataError` naming the task whose key has another dimension or is not finite."""
+    if keys.dim() != 2 or keys.shape[1] != dim:
+        raise DataError(f"task keys should have shape [tasks, {dim}], got {list(keys.shape)}.")
+    bad = (~keys.detach().isfinite().all(1)).nonzero().flatten()
+    if bad.numel():
+        raise DataError(
+            f"the key of task {int(bad[0])} is not finite.",
+            hint="Look at its support set, or lower the rate of the key network.",
+        )
+
+
+def _check_retrieval(
+    k: int | None,
+    weights: str,
+    temperature: float,
+    null_distance: float | None,
+    max_age: int | None,
+    min_fill: int,
+) -> None:
+    if k is not None and k < 1:
+        raise ConfigError(
+            f"k should be 1 or more, got {k}.", hint="Set the capacity to 0 to switch memory off."
+        )
+    if weights not in ("uniform", "softmax"):
+        raise ConfigError(f"retrieval weights should be 'uniform' or 'softmax', got '{weights}'.")
+    if not temperature > 0:
+        raise ConfigError(f"temperature should be above 0, got {temperature}.")
+    if null_distance is not None and weights != "softmax":
+        raise ConfigError("a null slot needs softmax weights.", hint="Set weights to 'softmax'.")
+    if (max_age is not None and max_age < 0) or min_fill < 1:
+        raise ConfigError(
+            f"max_age should be None or 0 and more, min_fill 1 or more; got {max_age}, {min_fill}."
+        )
