@@ -22,19 +22,24 @@ def unit_rows(rows, seed):
 
 def encoder(seed=0):
     g = generator_for(seed, "weights")
-    pair = PairEmbedder(X_DIM, 1, generator=g, dim=8)
-    return TransformerKey(pair, generator=g, dim=8, layers=1, heads=2, ff=16)
+    pair = PairEmbedder(X_DIM, 1, generator=g, dim=16)
+    return TransformerKey(pair, generator=g, dim=16, layers=1, heads=2, ff=32)
 
 
 def episodes(step, tasks=6, n=5):
-    """Tasks of two domains: a mean along a direction of the domain, drowned in loud nuisance noise."""
+    """Tasks of two domains: a mean along the domain's direction, drowned in loud noise."""
     g = generator_for(step, "tasks")
     domain = torch.randint(2, (tasks,), generator=g)
     x = torch.randn(tasks, 2 * n, X_DIM, generator=g)
     x[..., 4:] *= 4
-    x[..., 0] += 2.0 * (2 * domain[:, None] - 1)
+    x[..., 0] += 1.5 * (2 * domain[:, None] - 1)
     y = torch.randn(tasks, 2 * n, 1, generator=g)
     return Episode(Batch(x[:, :n], y[:, :n]), Batch(x[:, n:], y[:, n:]), domain)
+
+
+def in_double(episode):
+    support, query = (Batch(part.x.double(), part.y.double()) for part in episode[:2])
+    return Episode(support, query, episode.domain)
 
 
 def same_domain_rate(keys, domain):
@@ -139,24 +144,20 @@ def test_support_sets_of_another_size_are_refused_before_anything_changes():
 
 
 def test_a_step_is_one_step_of_adam_on_the_loss():
-    recognition, twin = SelfRecognition(encoder(), lr=0.01), encoder()
+    recognition, twin = SelfRecognition(encoder().double(), lr=0.01), encoder().double()
     adam = torch.optim.Adam(twin.parameters(), lr=0.01)
     for step in range(3):
-        episode = episodes(step)
-        older = [twin(episodes(s).support) for s in range(step)]
+        episode = in_double(episodes(step))
+        older = [twin(in_double(episodes(s)).support) for s in range(step)]
         loss = self_recognition_loss(
             twin(episode.support), twin(episode.query), torch.cat(older) if older else None
         )
         adam.zero_grad()
         loss.backward()
         adam.step()
-        assert recognition.step(episode) == pytest.approx(float(loss), rel=1e-6)
-    # The bias of the attention keys has no gradient but rounding, which Adam blows up.
-    for (name, got), expected in zip(
-        recognition.encoder.named_parameters(), twin.parameters(), strict=True
-    ):
-        if "in_proj_bias" not in name:
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-4, msg=name)
+        assert recognition.step(episode) == pytest.approx(loss.item(), rel=1e-9)
+    for got, expected in zip(recognition.encoder.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
 
 def test_a_step_leaves_gradients_collected_by_an_outer_loop_alone():
@@ -167,16 +168,17 @@ def test_a_step_leaves_gradients_collected_by_an_outer_loop_alone():
     assert all(torch.equal(p.grad, kept[n]) for n, p in recognition.encoder.named_parameters())
 
 
-def test_sixty_steps_teach_keys_to_tell_two_domains_apart():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sixty_steps_teach_keys_to_tell_two_domains_apart(seed):
     test = episodes(10**6, tasks=200)
-    untrained, recognition = encoder(), SelfRecognition(encoder(), lr=3e-3, older=18)
+    untrained, recognition = encoder(seed), SelfRecognition(encoder(seed), lr=3e-3, older=18)
     for step in range(60):
-        recognition.step(episodes(step))
+        recognition.step(episodes(1000 * seed + step))
     with torch.no_grad():
         before = same_domain_rate(untrained(test.support), test.domain)
         after = same_domain_rate(recognition.encoder(test.support), test.domain)
-    assert before < 0.7
-    assert after > 0.9
+    assert before < 0.75
+    assert after > 0.95
 
 
 def test_pictures_are_trained_against_one_query_of_each_class():
@@ -193,8 +195,7 @@ def test_pictures_are_trained_against_one_query_of_each_class():
         key(episode.support), key(Batch(x[:, 2:4], torch.tensor([[0, 1]] * 3)))
     )
     torch.testing.assert_close(recognition.loss(episode), expected)
-    losses = [recognition.step(episode) for _ in range(8)]
-    assert losses[0] == pytest.approx(float(expected))
+    assert recognition.step(episode) == pytest.approx(expected.item())
     weights = [n for n, p in key.named_parameters() if p.ndim > 1]
     assert not any(torch.equal(before[n], key.state_dict()[n]) for n in weights)
 
@@ -203,10 +204,11 @@ def test_slowing_down_multiplies_the_rate():
     recognition = SelfRecognition(encoder(), lr=1e-3)
     recognition.slow_down()
     assert recognition.lr == pytest.approx(2e-4)
-    before = copy.deepcopy(recognition.encoder.cls)
+    before = recognition.encoder.cls.detach().clone()
     recognition.step(episodes(0))
     # The first step of Adam has the length of its rate in every coordinate.
-    assert float((recognition.encoder.cls - before).abs().max()) == pytest.approx(2e-4, rel=1e-2)
+    moved = (recognition.encoder.cls.detach() - before).abs().max()
+    assert float(moved) == pytest.approx(2e-4, rel=1e-2)
 
 
 # --- resume ------------------------------------------------------------------------------------

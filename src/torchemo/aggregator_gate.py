@@ -1,4 +1,4 @@
-"""The Transformer aggregator (Eq. 10) that reads descriptions of gradients and mixes the gradients."""
+"""The Transformer aggregator (Eq. 10) that reads descriptions of gradients and mixes them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -6,7 +6,7 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from torchemo.aggregator_parts import (
     Init,
@@ -56,7 +56,9 @@ class CountSketch(nn.Module):
         self.register_buffer("buckets", torch.cat(buckets), persistent=False)
         self.register_buffer("signs", torch.cat(signs), persistent=False)
 
-    def forward(self, name: str, x: Float[Tensor, "task token n"]) -> Float[Tensor, "task token 62"]:
+    def forward(
+        self, name: str, x: Float[Tensor, "task token n"]
+    ) -> Float[Tensor, "task token 62"]:
         """Sketch gradients ``x`` of tensor ``name``."""
         span = self.spans[name]
         empty = x.new_zeros(*x.shape[:-1], BUCKETS)
@@ -67,21 +69,22 @@ class CountSketch(nn.Module):
 class GateTransformer(nn.Module):
     """Transformer over [cls, g, V_1, ..., V_m] (Eq. 10) that says how to mix the true gradients.
 
-    Reading: the paper does not say how a gradient of thousands of entries becomes a token (A9). Here
-    a token describes a gradient x of tensor l by 64 numbers: a `CountSketch` of x / ||x||, log ||x||
-    and cos(x, g). One transformer without positions is shared by all tensors; with h its output,
+    Reading: the paper does not say how a gradient of thousands of entries becomes a token (A9).
+    Here a token describes a gradient x of a tensor by 64 numbers: a `CountSketch` of x / ||x||,
+    log ||x|| and cos(x, g). One transformer without positions serves all tensors. With its output h
 
         u_j = w^T [h_cls ; h_j]        result = (c_0 + u_0) g + Σ_j (c_j + u_j / m) V_j
 
-    The result is a combination of true gradients, so its shape and scale are safe. w starts at zero,
-    so training starts exactly at the rule ``init``, whose weights are c. The recall weights a_j enter
-    through c alone: with ``init="own"`` no gradient reaches them.
+    The result is a combination of true gradients, so its shape and scale are safe. w starts at
+    zero, so training starts exactly at the rule ``init``, whose weights are c. The recall weights
+    a_j enter through c alone: with ``init="own"`` no gradient reaches them.
 
     Reading: norms are smoothed, ``||x|| = sqrt(Σ x² + floor²)``, so that a gradient of zero (a dead
     unit) has finite derivatives.
 
     Args:
         shapes: Shapes of the remembered tensors, without task axis.
+        generator: Source of the initial parameters.
         head: Names of the tensors of the last linear layer; they are kinds of their own.
         init: The rule to start from: ``"own"`` (c_0 = 1, c_j = 0), ``"mean"`` or ``"sum"``.
         max_neighbors: Use only so many of the nearest slots (9 gives the paper's length of 11).
@@ -90,7 +93,6 @@ class GateTransformer(nn.Module):
         floor: What a norm is at least. Gradients that are zero but for rounding, such as those of
             biases in front of batch normalisation, are pure noise once normalised; a larger floor
             hides it.
-        seed: Where the initial parameters come from.
     """
 
     distance: nn.Parameter | None
@@ -99,13 +101,13 @@ class GateTransformer(nn.Module):
         self,
         shapes: Mapping[str, torch.Size],
         *,
+        generator: Generator,
         head: Sequence[str] = (),
         init: Init = "own",
         max_neighbors: int | None = None,
         use_distances: bool = False,
         layers: int = 6,
         floor: float = 1e-12,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         check_init(init)
@@ -128,7 +130,7 @@ class GateTransformer(nn.Module):
             self.register_parameter("distance", distance)
             self.encoder = _encoder(layers)
             self.readout = nn.Parameter(torch.empty(2, WIDTH))
-        draw_parameters(self, seed=seed)
+        draw_parameters(self, generator)
         nn.init.zeros_(self.readout)
         self.sketch = CountSketch(shapes)
 
@@ -188,15 +190,15 @@ class GateTransformer(nn.Module):
         cls = self.cls.expand(*memory.shape[:2], 1, WIDTH)
         kinds = self.kinds[[self.kind_of[name] for name in names]][:, None, None]
         tokens = torch.cat([cls, own, memory], dim=2) + kinds
-        hidden = self.encoder(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+        hidden: Tensor = self.encoder(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
         return hidden[:, :, 1:] @ self.readout[1] + hidden[:, :, :1] @ self.readout[0]
 
     def _describe(
         self, names: list[str], gradients: list[Tensor], owns: list[Tensor]
     ) -> Float[Tensor, "tensor task token width"]:
-        """Describe the gradients ``[B, t, n]`` of each tensor by sketch, log norm and cosine with g.
+        """Describe gradients ``[B, t, n]`` of each tensor by sketch, log norm and cosine with g.
 
-        The own gradients are ``[B, 1, n]``, or ``[B, 0, n]`` where there are none: cosines are then 0.
+        Own gradients are ``[B, 1, n]``, or ``[B, 0, n]`` where there are none: cosines are then 0.
         """
         described = []
         for name, x, own in zip(names, gradients, owns, strict=True):

@@ -1,7 +1,7 @@
-"""What the aggregators share: linear rules as mixing weights, and seeded initial parameters.
+"""What the aggregators share: linear rules as mixing weights, and how to draw parameters.
 
-Every rule of the paper is a linear combination ``c_0 g + Σ_j c_j V_j`` of a task's own gradient g and
-the recalled values V_j. A rule is therefore its weights ``(c_0, c_j)``, and a learned aggregator that
+Mean and Sum are linear combinations ``c_0 g + Σ_j c_j V_j`` of a task's own gradient g and the
+recalled values V_j. A rule is therefore its weights ``(c_0, c_j)``, and a learned aggregator that
 starts from a rule starts from the very same numbers.
 """
 
@@ -9,10 +9,9 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from torchemo.errors import ConfigError, ShapeError
-from torchemo.rng import generator_for
 from torchemo.types import Params, Recall
 
 Init: TypeAlias = Literal["own", "mean", "sum"]
@@ -36,7 +35,7 @@ def base_weights(
 
 
 def recall_weights(init: Init, weights: Float[Tensor, "task m"]) -> Float[Tensor, "task m"]:
-    """Return c_j of the rule ``init`` where there is no own gradient: a_j for mean and sum, else 0."""
+    """Return c_j of the rule ``init`` without own gradient: a_j for mean and sum, 0 for own."""
     return torch.zeros_like(weights) if init == "own" else weights
 
 
@@ -68,9 +67,10 @@ def mix(
 
 
 def nearest(recall: Recall, count: int | None) -> Recall:
-    """Keep the ``count`` nearest slots of every task (A10); their weights again sum to what all did.
+    """Keep the ``count`` nearest slots of every task (A10).
 
-    Reading: the weights of the kept slots are scaled up, so that a uniform recall stays uniform.
+    Reading: the weights of the kept slots are scaled up to the sum of all, so that a uniform recall
+    stays uniform.
     """
     if count is None or recall.m <= count:
         return recall
@@ -121,15 +121,14 @@ def check_max_neighbors(count: int | None) -> None:
         )
 
 
-def draw_parameters(module: nn.Module, *, seed: int) -> None:
+def draw_parameters(module: nn.Module, generator: Generator) -> None:
     """Give a module built on the meta device its memory and its initial parameters.
 
-    Each parameter depends on ``seed`` and its own name alone. Matrices are Xavier uniform, scales of
-    normalisation one, biases zero, free vectors (cls) normal with standard deviation 1/sqrt(d).
+    Matrices are Xavier uniform, scales of normalisation one, biases zero, and free vectors normal
+    with standard deviation 1/sqrt(d).
     """
     module.to_empty(device="cpu")
     for name, parameter in module.named_parameters():
-        generator = generator_for(seed, "aggregator", name)
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter, generator=generator)
         elif name.endswith("bias"):

@@ -4,14 +4,14 @@ The linear rules are here; the two realisations of the paper's Transformer aggre
 `torchemo.aggregator_gate` and `torchemo.aggregator_coordinate`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from torchemo.aggregator_coordinate import CoordinateTransformer
-from torchemo.aggregator_gate import GateTransformer
+from torchemo.aggregator_coordinate import CoordinateTransformer as CoordinateTransformer
+from torchemo.aggregator_gate import GateTransformer as GateTransformer
 from torchemo.aggregator_parts import base_weights, mean_weights, mix, recalled_names, weighted_sum
 from torchemo.errors import ConfigError, ShapeError
 from torchemo.types import Params, Recall
@@ -21,9 +21,9 @@ from torchemo.types import Params, Recall
 class Aggregator(Protocol):
     """``Aggr(g, V)`` of Eq. 7: a direction with the structure of the gradient.
 
-    Tensors without recalled values go the way of `own_only`, and so does everything when nothing was
-    recalled (m = 0). Whether a task may use its recall at all (`Recall.active`) is the caller's
-    choice between `forward` and `own_only`.
+    Tensors without recalled values go the way of `own_only`, and so does everything when nothing
+    was recalled (m = 0). `Recall.active` is the caller's business: its choice is between `forward`
+    and `own_only`.
     """
 
     def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
@@ -31,9 +31,13 @@ class Aggregator(Protocol):
 
         Args:
             grads: Support gradients g, ``{name: [B, *shape]}``.
-            recall: Recalled values V_j, ``{name: [B, m, *shape]}``, and their weights a_j ``[B, m]``.
+            recall: Recalled values V_j, ``{name: [B, m, *shape]}``, and weights a_j, ``[B, m]``.
             step: Inner step s, counted from 0.
         """
+        ...
+
+    def __call__(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
+        """Run `forward`."""
         ...
 
     def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
@@ -44,6 +48,14 @@ class Aggregator(Protocol):
         """Return the direction where the memory is not used."""
         ...
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what the outer loss trains, as any `nn.Module` does."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the same with names."""
+        ...
+
 
 @final
 class Mean(nn.Module):
@@ -51,10 +63,10 @@ class Mean(nn.Module):
 
     With recall weights a_j it is ``(g + m Σ_j a_j V_j) / (m + 1)``; uniform ``a_j = 1/m`` is Eq. 8.
 
-    Reading: the own gradient counts 1/(m + 1), which falls from 1 to 1/(k + 1) while the memory fills
-    (A8). ``rescale="own"`` multiplies by m + 1, so that the own gradient counts 1. ``pad`` divides by
-    k + 1 whatever m is, also in `own_only`, so that the own rate is constant. A recall without own
-    gradient is ``Σ_j a_j V_j`` in all three.
+    Reading: the own gradient counts 1/(m + 1), which falls from 1 to 1/(k + 1) while the memory
+    fills (A8). ``rescale="own"`` multiplies by m + 1, so that the own gradient counts 1. ``pad``
+    divides by k + 1 whatever m is, also in `own_only`, so that the own rate is constant. Recall
+    without own gradient is ``Σ_j a_j V_j`` in all three.
 
     Args:
         k: How many neighbours a full memory recalls.
@@ -149,20 +161,20 @@ class Sum(nn.Module):
 class Gated(nn.Module):
     """Own gradient plus a learned share of the recalled ones: ``g + b_l Σ_j a_j V_j`` per tensor l.
 
-    Not in the paper: Sum with one gate b_l per tensor, trained by the outer loss. It starts at zero,
-    so training begins as the base learner, bit for bit, and the memory has to earn its share.
+    Not in the paper: Sum with one gate b_l per tensor, trained by the outer loss. It starts at
+    zero, so training begins as the base learner, bit for bit, and the memory has to earn its share.
 
-    Reading: the own factor of ``learn_own`` belongs to the recall; where nothing is recalled the own
-    gradient is left alone, so that an empty memory stays the base learner after training, too.
+    Reading: the own factor of ``learn_own`` belongs to the recall; where nothing is recalled the
+    own gradient is left alone, so that an empty memory is the base learner after training, too.
 
     Args:
         names: The tensors that are remembered; row l of ``gate`` is the l-th name.
         steps: Give every inner step its own gate; later steps share the last. None: one for all.
-        learn_own: Also learn a factor of the own gradient, starting at one: ``a_l g + b_l Σ_j a_j V_j``.
+        learn_own: Also learn a factor of g per tensor, starting at one.
 
     Attributes:
-        gate: b, ``[L]`` or ``[L, steps]``.
-        own: a, of the same shape, or None.
+        gate: b_l, ``[L]`` or ``[L, steps]``.
+        own: The factors of g, of the same shape, or None.
     """
 
     own: nn.Parameter | None

@@ -31,7 +31,7 @@ def match_classes(
         pi: class c of the task at hand corresponds to class pi(c) of the recalled one.
     """
     # [task, m, way, way]: cost of giving our class c the recalled class c'.
-    cost = (prototypes[:, None, :, None] - recalled[:, :, None, :]).square().sum(-1)
+    cost = (prototypes[:, None, :, None] - recalled[:, :, None, :]).detach().square().sum(-1)
     way = cost.shape[-1]
     if factorial(way) <= _FEW:
         orders = torch.tensor(list(permutations(range(way))))
@@ -59,7 +59,7 @@ def align_heads(
     """
     if recall.m == 0 or recall.notes is None:
         return recall
-    order = match_classes(prototypes.detach(), recall.notes["prototypes"].to(prototypes.dtype))
+    order = match_classes(prototypes, recall.notes["prototypes"].to(prototypes.dtype))
     values: Params = dict(recall.values)
     for name in head:
         if name in values:

@@ -8,6 +8,7 @@ their own. Since d(mean_b L_b) / dV_j = mean_b a_bj G_b, that is gradient descen
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from scipy.cluster.vq import ClusterError, kmeans2
@@ -64,12 +65,13 @@ class SlotAdam:
         """Step ``value[moved]`` along ``gradient[moved]`` in place; ``steps`` are already counted."""
         shape = (-1,) + (1,) * (value.dim() - 1)
         beta1, beta2 = self.betas
-        count = steps[moved].to(gradient.dtype).view(shape)
+        # Counted in float64: in float32, 1 - 0.999 has four right digits.
+        count = steps[moved].double().view(shape)
         m = first[moved].mul_(beta1).add_(gradient[moved], alpha=1 - beta1)
         v = second[moved].mul_(beta2).addcmul_(gradient[moved], gradient[moved], value=1 - beta2)
         first[moved], second[moved] = m, v
-        m_hat = m / (1 - beta1**count)
-        denominator = (v.sqrt() / (1 - beta2**count).sqrt()).add_(self.eps)
+        m_hat = m / (1 - beta1**count).to(m.dtype)
+        denominator = (v.sqrt() / (1 - beta2**count).sqrt().to(v.dtype)).add_(self.eps)
         value[moved] = value[moved] * (1 - lr * decay) - (lr * m_hat / denominator).to(value.dtype)
 
 
@@ -90,7 +92,9 @@ def slot_gradients(
     """
     tasks = slots.shape[0]
     share = weights.new_zeros(tasks, filled).scatter_add(1, slots, weights) / tasks
-    return {name: torch.tensordot(share.to(row.dtype), row, ([0], [0])) for name, row in rows.items()}
+    return {
+        name: torch.tensordot(share.to(row.dtype), row, ([0], [0])) for name, row in rows.items()
+    }
 
 
 def key_centres(
@@ -102,10 +106,11 @@ def key_centres(
     apart; there are always ``slots`` of them.
     """
     points = keys.detach().double().numpy()
-    # Where every restart leaves a cluster empty (fewer distinct keys than slots), keys are reused.
-    best = keys.detach().double()[torch.arange(slots) % keys.shape[0]]
+    distinct = torch.from_numpy(np.unique(points, axis=0))
+    # Fewer distinct keys than slots: no k-means could fill them all, keys are reused.
+    best = distinct[torch.arange(slots) % distinct.shape[0]]
     least = float("inf")
-    for restart in range(restarts):
+    for restart in range(restarts if distinct.shape[0] >= slots else 0):
         rng_seed = seed_for(seed, "key-centres", restart) % 2**32
         try:
             centres, label = kmeans2(points, slots, minit="++", seed=rng_seed, missing="raise")

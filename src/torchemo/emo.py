@@ -4,82 +4,24 @@ Three verbs for a loop of one's own: `recall` what similar tasks did, `combine` 
 hand, `remember` this task. Tasks carry a leading axis B everywhere.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from torchemo.aggregator_parts import weighted_sum
 from torchemo.aggregators import Aggregator
 from torchemo.alignment import align_heads
-from torchemo.consolidation import SlotAdam, key_centres
+from torchemo.consolidation import key_centres
 from torchemo.encoders import KeyEncoder
 from torchemo.errors import ConfigError
 from torchemo.memory import EpisodicMemory
+from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
 from torchemo.tree import select, tree_map
 from torchemo.types import Batch, Params, Recall
-
-Content = Literal["first", "last", "mean", "per_step", "query", "meta"]
-
-
-@final
-@dataclass(frozen=True)
-class Policy:
-    """What is stored and how it is used: the paper's open points as named switches.
-
-    Args:
-        content: What a value is (A6): the ``first``, ``last`` or ``mean`` support gradient, one
-            ``per_step``, the gradient of the ``query`` loss at theta_S, or the task's own row of the outer
-            gradient (``meta``).
-        memory_steps: Inner steps that use the recall: ``all`` (the paper), ``first``, or a decay rho in
-            (0, 1): weight rho^s at step s.
-        recall_step: A step along the recall alone before the first support gradient (A4).
-        head_align: What to do about the label order of head gradients (A7): ``none`` (the paper), ``drop``
-            them, or match classes by prototypes (``hungarian``; needs ``n_way``).
-        n_way: Number of classes of a task, for prototypes.
-        recall_dropout: Probability that a meta-training task is adapted without its recall.
-        value_clip: Clip a recalled tensor to this multiple of the own gradient's norm (A25).
-        value_scale: Factor of stored values: N*K stores the sum over the support set (A12).
-        write: ``replace`` (the paper) or ``consolidate`` (ours; values are then offsets of the start).
-        slots: Optimizer of consolidated slots.
-        warmup: Batches before consolidated slots are seeded from past keys.
-        novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
-        rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
-        control: ``random_values`` stores random directions of the same norm instead of the values.
-        seed: Seed of recall dropout, of the controls and of the slot seeding.
-    """
-
-    content: Content = "first"
-    memory_steps: Literal["all", "first"] | float = "first"
-    recall_step: Literal["off", "eval_only", "always"] = "off"
-    head_align: Literal["none", "drop", "hungarian"] = "none"
-    n_way: int | None = None
-    recall_dropout: float = 0.0
-    value_clip: float | None = None
-    value_scale: float = 1.0
-    write: Literal["replace", "consolidate"] = "replace"
-    slots: SlotAdam = field(default_factory=SlotAdam)
-    warmup: int = 100
-    novelty: float | None = None
-    rekey_every: int | None = None
-    control: Literal["none", "random_values"] = "none"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.memory_steps, float) and not 0 < self.memory_steps < 1:
-            raise ConfigError(f"a decay of memory_steps lies in (0, 1), got {self.memory_steps}.")
-        if not 0 <= self.recall_dropout <= 1:
-            raise ConfigError(f"recall_dropout should lie in [0, 1], got {self.recall_dropout}.")
-        if self.head_align == "hungarian" and self.n_way is None:
-            raise ConfigError("head_align 'hungarian' needs n_way.", hint="Set n_way of the tasks.")
-        if self.write == "consolidate" and self.content != "meta":
-            raise ConfigError(
-                f"consolidation accumulates outer gradient rows, got content '{self.content}'.",
-                hint="Set content to 'meta'.",
-            )
 
 
 class Bound(NamedTuple):
@@ -250,7 +192,7 @@ class EMO(nn.Module):
             return theta
         moved = dict(theta)
         for name, value in recall.values.items():
-            moved[name] = theta[name] + _weighted_sum(recall.weights, value).to(theta[name].dtype)
+            moved[name] = theta[name] + weighted_sum(value, recall.weights)
         return moved
 
     def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
@@ -303,7 +245,12 @@ class EMO(nn.Module):
     # -- remember ----------------------------------------------------------------------------------
 
     def value(
-        self, gradients: tuple[Params, ...], *, query: Params | None = None, rows: Params | None = None
+        self,
+        gradients: tuple[Params, ...] = (),
+        *,
+        query: Params | None = None,
+        rows: Params | None = None,
+        extra: Params | None = None,
     ) -> Params:
         """Pick what to remember of B tasks (`Policy.content`), detached.
 
@@ -311,6 +258,7 @@ class EMO(nn.Module):
             gradients: Support gradients g_0, ..., g_{S-1} (Eq. 5, averaged over the support set).
             query: Gradient of the query loss at theta_S.
             rows: The tasks' rows of the outer gradient.
+            extra: What the learner wants remembered beside them.
         """
         content = self.policy.content
         sources = {"query": query, "meta": rows}
@@ -326,11 +274,13 @@ class EMO(nn.Module):
             picked = gradients[0 if content == "first" else -1]
         if picked is None:
             raise ConfigError(f"there is no '{content}' gradient to remember.")
+        for name, value in (extra or {}).items():
+            picked = {**picked, name: value[:, None] if content == "per_step" else value}
         dropped = self.head if self.policy.head_align == "drop" else ()
         scale = self.policy.value_scale
         return {n: v.detach() * scale for n, v in picked.items() if n not in dropped}
 
-    def remember(self, recall: Recall, values: Params) -> None:
+    def remember(self, recall: Recall, values: Params, *, params: Params | None = None) -> None:
         """Touch what was recalled, then write B tasks in order (Eq. 6): the memory's only change.
 
         Call it once per batch after the outer step; all reads of a batch precede all its writes.
@@ -338,6 +288,7 @@ class EMO(nn.Module):
         Args:
             recall: What `recall` returned for these tasks.
             values: What to remember of them, see `value`.
+            params: Meta-parameters, for re-keying with an encoder that shares the learner's trunk.
         """
         if self.memory.capacity == 0:
             return
@@ -346,7 +297,9 @@ class EMO(nn.Module):
         keys, notes = recall.keys.detach(), recall.own_notes or {}
         # Checked before the first touch, so that a refused batch changes nothing at all.
         self.memory.check_write(keys, values, {} if self.consolidates else notes)
-        self.memory.touch(recall.slots[recall.active], generations=recall.generations[recall.active])
+        self.memory.touch(
+            recall.slots[recall.active], generations=recall.generations[recall.active]
+        )
         if self.consolidates:
             self._consolidate(recall, values)
         else:
@@ -354,7 +307,7 @@ class EMO(nn.Module):
         self.memory.end_batch()
         every = self.policy.rekey_every
         if every is not None and int(self.memory.ledger.iteration) % every == 0:
-            self.rekey()
+            self.rekey(params)
 
     def rekey(self, params: Params | None = None) -> None:
         """Recompute the keys of all filled slots from their support sets (A23)."""
@@ -414,11 +367,6 @@ class EMO(nn.Module):
         if saved is not None:
             self.warm_keys = self.warm_keys.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[arg-type]
-
-
-def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """Return ``sum_j a_bj V_bj``: ``[B, m]`` and ``[B, m, *shape]`` -> ``[B, *shape]``."""
-    return (weights[:, None].to(values.dtype) @ values.flatten(2)).view(-1, *values.shape[2:])
 
 
 def _column(flags: Tensor, like: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ class Rule(Protocol):
     """
 
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float:
+        """Constant rate alpha."""
+        ...
 
     def init(self, params: Params) -> State:
         """Return the state before the first step."""
@@ -222,8 +224,15 @@ def adapt(
 
 
 def _differentiable(theta: Params, names: Sequence[str]) -> Params:
-    """Make sure that the adapted tensors can be differentiated in; leaves are kept as they are."""
-    fresh = {n: theta[n].detach().requires_grad_() for n in names if not theta[n].requires_grad}
+    """Give every adapted tensor a node of its own to differentiate in.
+
+    Without it the gradient of one tensor would also run through another one that was made from it
+    (Proto-MAML's head is a function of the body): inner gradients are partial derivatives.
+    """
+    fresh = {
+        n: theta[n].view_as(theta[n]) if theta[n].requires_grad else theta[n].detach().requires_grad_()
+        for n in names
+    }
     return {**theta, **fresh}
 
 

@@ -157,6 +157,8 @@ class EpisodicMemory(nn.Module):
         filled = len(self)
         if filled == 0 or slots.numel() == 0:
             return
+        if key_gradient is not None:
+            self._check_slot_keys(key_gradient, what="key gradient")
         gradients = slot_gradients(rows, slots, weights.detach(), filled=filled)
         moved = torch.ones(filled, dtype=torch.bool)
         if optimizer.update == "lazy":
@@ -169,7 +171,8 @@ class EpisodicMemory(nn.Module):
         if key_gradient is not None and optimizer.key_lr > 0:
             self._adam(self.keys, key_gradient, "keys", moved, optimizer, keys=True)
             # Slot keys are unit vectors: softmax weights compare directions, and free keys run away.
-            self.keys[:filled] = nn.functional.normalize(self.keys[:filled], dim=1)
+            stepped = moved.nonzero().flatten()
+            self.keys[stepped] = nn.functional.normalize(self.keys[stepped], dim=1)
 
     def seed(self, keys: Float[Tensor, "slot dim"], template: Mapping[str, torch.Size]) -> None:
         """Fill the first slots with ``keys`` and zero values, ready to consolidate into."""
@@ -179,11 +182,7 @@ class EpisodicMemory(nn.Module):
     def rekey(self, keys: Float[Tensor, "slot dim"]) -> None:
         """Replace the keys of all filled slots (the key network has moved since they were written)."""
         self._refuse_in_eval("rekey")
-        if keys.shape != (len(self), self.key_dim):
-            raise ShapeError(
-                f"rekey: expected keys {[len(self), self.key_dim]}, got {list(keys.shape)}."
-            )
-        self._check_finite(keys, what="key", where="slot")
+        self._check_slot_keys(keys, what="key")
         self.keys[: len(self)] = keys.detach()
 
     def end_batch(self) -> None:
@@ -259,9 +258,11 @@ class EpisodicMemory(nn.Module):
     def check_write(self, keys: Tensor, values: Params, notes: Params) -> None:
         """Raise what `write` would raise, and change nothing."""
         self._refuse_in_eval("write")
-        if keys.shape[1] != self.key_dim:
-            raise ShapeError(f"write: keys should have dimension {self.key_dim}, got {keys.shape[1]}.")
-        self._check_finite(keys, what="key", where="task")
+        if keys.dim() != 2 or keys.shape[1] != self.key_dim:
+            raise ShapeError(
+                f"write: keys should have shape [tasks, {self.key_dim}], got {list(keys.shape)}."
+            )
+        self._check_finite(keys.to(self.keys.dtype), what="key", where="task")
         self._check_values(values, tasks=keys.shape[0])
         if self.values:
             expected = {name: note.shape[1:] for name, note in self.notes.items()}
@@ -271,10 +272,13 @@ class EpisodicMemory(nn.Module):
                 raise ShapeError(
                     f"write: note '{name}' should have {keys.shape[0]} tasks, got {note.shape[0]}."
                 )
+            self._check_finite(note, what=f"note '{name}'", where="task")
 
     def _check_values(self, values: Params, *, tasks: int) -> None:
         if not values:
-            raise ShapeError("write: no value tensors were given.", hint="Pass {name: [B, *shape]}.")
+            raise ShapeError(
+                "write: no value tensors were given.", hint="Pass {name: [B, *shape]}."
+            )
         if self.values:
             expected = {name: buffer.shape[1:] for name, buffer in self.values.items()}
             check_same_structure(expected, values, what="values to remember")
@@ -283,7 +287,17 @@ class EpisodicMemory(nn.Module):
                 raise ShapeError(
                     f"write: value '{name}' should have {tasks} tasks, got {value.shape[0]}."
                 )
-            self._check_finite(value, what=f"value '{name}'", where="task")
+            # As stored: a large number can be infinite in a shorter format.
+            kept = value.detach().to(self.value_dtype)
+            self._check_finite(kept, what=f"value '{name}'", where="task")
+
+    def _check_slot_keys(self, keys: Tensor, *, what: str) -> None:
+        if keys.shape != (len(self), self.key_dim):
+            raise ShapeError(
+                f"{what} of the filled slots: expected shape {[len(self), self.key_dim]},"
+                f" got {list(keys.shape)}."
+            )
+        self._check_finite(keys.to(self.keys.dtype), what=what, where="slot")
 
     @staticmethod
     def _check_finite(tensor: Tensor, *, what: str, where: str) -> None:
@@ -321,37 +335,63 @@ class EpisodicMemory(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Restore what `state_dict` saved; shapes are checked before anything is changed."""
-        own = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        needed = ["keys", *(f"ledger.{field.name}" for field in fields(self.ledger))]
-        absent = [name for name in needed if name not in own]
-        if absent:
-            missing_keys.extend(prefix + name for name in absent)
+        """Restore what `state_dict` saved; all of it is checked before anything is changed."""
+        own = _group(state_dict, prefix)
+        if not own:
+            missing_keys.append(f"{prefix}keys")
             return
-        if own["keys"].shape != self.keys.shape:
-            raise CheckpointError(
-                f"memory: saved keys are {list(own['keys'].shape)}, this memory holds"
-                f" {list(self.keys.shape)} (slots, dimension).",
-                hint="Build the memory with the capacity and key dimension of the saved run.",
-            )
-        self._check_saved_values(own)
+        self._check_saved(own)
         self.keys = own["keys"].detach().clone()
         for field in fields(self.ledger):
             setattr(self.ledger, field.name, own[f"ledger.{field.name}"].detach().clone())
         for group, tensors in self._groups().items():
             tensors.clear()
-            for name, tensor in own.items():
-                if name.startswith(f"{group}."):
-                    tensors[name[len(group) + 1 :]] = tensor.detach().clone()
+            for name, tensor in _group(own, f"{group}.").items():
+                tensors[name] = tensor.detach().clone()
 
-    def _check_saved_values(self, own: Mapping[str, Tensor]) -> None:
-        saved = {n[len("values.") :]: v for n, v in own.items() if n.startswith("values.")}
-        if self.values:
-            expected = {name: buffer.shape[1:] for name, buffer in self.values.items()}
-            check_same_structure(expected, saved, what="saved memory")
-        for name, value in saved.items():
-            if value.shape[0] != self.capacity:
+    def _check_saved(self, own: Mapping[str, Tensor]) -> None:
+        """Raise `CheckpointError` naming the first saved tensor that does not fit this memory."""
+        expected = dict(self._saved_form(own))
+        missing = [name for name in expected if name not in own]
+        extra = [name for name in own if name not in expected]
+        if missing or extra:
+            raise CheckpointError(
+                f"memory: the saved state lacks {missing} and has unexpected {extra}.",
+                hint="Build the memory for the network and the options of the saved run.",
+            )
+        for name, (shape, dtype) in expected.items():
+            if own[name].shape != shape or own[name].dtype != dtype:
                 raise CheckpointError(
-                    f"memory: saved value '{name}' has {value.shape[0]} slots,"
-                    f" expected {self.capacity}."
+                    f"memory: saved '{name}' is {list(own[name].shape)} of {own[name].dtype},"
+                    f" this memory holds {list(shape)} of {dtype}.",
+                    hint="Build the memory with the capacity, key dimension, network and dtypes of"
+                    " the saved run.",
                 )
+
+    def _saved_form(
+        self, own: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
+        """Yield name, shape and dtype of what a saved state that fits holds."""
+        slots, dtype = self.capacity, self.keys.dtype
+        yield "keys", (self.keys.shape, dtype)
+        for field in fields(self.ledger):
+            buffer = getattr(self.ledger, field.name)
+            yield f"ledger.{field.name}", (buffer.shape, buffer.dtype)
+        values, notes = _group(own, "values."), _group(own, "notes.")
+        # Only two used memories can belong to different networks: an empty one fits all.
+        if self.values and values:
+            values, notes = self.values, self.notes
+        for name, value in values.items():
+            yield f"values.{name}", ((slots, *value.shape[1:]), self.value_dtype)
+        for name, note in notes.items():
+            yield f"notes.{name}", ((slots, *note.shape[1:]), note.dtype)
+        if any(name.startswith("moments.") for name in own):
+            yield "moments.steps", ((slots,), torch.int64)
+            keyed = {"keys": self.keys} | {f"values.{name}": v for name, v in values.items()}
+            for name, tensor in keyed.items():
+                for moment in ("first", "second"):
+                    yield f"moments.{moment}.{name}", ((slots, *tensor.shape[1:]), dtype)
+
+
+def _group(own: Mapping[str, Tensor], prefix: str) -> Params:
+    return {n[len(prefix) :]: tensor for n, tensor in own.items() if n.startswith(prefix)}

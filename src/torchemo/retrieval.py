@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchemo.errors import ConfigError, DataError
 from torchemo.memory import EpisodicMemory
 from torchemo.rng import generator_for
+from torchemo.tree import tree_map
 from torchemo.types import Recall
 
 
@@ -143,7 +144,8 @@ class Retrieval(nn.Module):
             slots=slots,
             distances=squared.detach().sqrt(),
             weights=self._weigh(squared) * active[:, None],
-            values=memory.read(slots),
+            # In the dtype of the weights, so that keys of another precision than the memory's work.
+            values=tree_map(lambda v: v.to(squared.dtype), memory.read(slots)),
             generations=memory.ledger.generation[slots],
             active=active,
             slot_keys=slot_keys if learn_slot_keys and m else None,
@@ -166,7 +168,9 @@ class Retrieval(nn.Module):
         if self.null_logit_distance is None:
             return logits.softmax(1)
         null = -self.null_logit_distance.square() / self.log_temperature.exp()
-        return torch.cat([logits, null.to(logits.dtype).expand(len(logits), 1)], 1).softmax(1)[:, :m]
+        return torch.cat([logits, null.to(logits.dtype).expand(len(logits), 1)], 1).softmax(1)[
+            :, :m
+        ]
 
 
 def check_keys(keys: Tensor, dim: int) -> None:

@@ -5,12 +5,12 @@ which test tasks were drawn (`mean_interval`, as the field reports), which train
 (`seeds_by_tasks`), and which classes the data set happens to hold (`class_bootstrap`). Methods are
 compared on the same tasks (`paired_difference`), which removes most of the variance between tasks.
 
-Every random draw is a pure function of ``seed``, so every number can be recomputed.
+Wherever something is drawn, ``seed`` alone decides what, and ``resamples`` says how often.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -88,13 +88,8 @@ def median_interval(values: Scores) -> Estimate:
     """
     x = _checked(values, at_least=1)
     low, high = stats.quantile_test(x, p=0.5).confidence_interval(0.95)
-    return Estimate(
-        value=float(np.median(x)),
-        low=-math.inf if math.isnan(low) else float(low),
-        high=math.inf if math.isnan(high) else float(high),
-        n=len(x),
-        method="order statistics",
-    )
+    low, high = (-math.inf, math.inf) if math.isnan(low) else (float(low), float(high))
+    return Estimate(float(np.median(x)), low, high, len(x), "order statistics")
 
 
 @final
@@ -126,14 +121,7 @@ class PairedDifference:
 def paired_difference(
     first: Scores, second: Scores, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> PairedDifference:
-    """Compare two methods on the same tasks, in the same order.
-
-    Args:
-        first: Scores of the first method.
-        second: Scores of the second method on the same tasks.
-        seed: Seed of the sign-flip test.
-        resamples: Sign patterns to draw when there are too many to list.
-    """
+    """Compare the scores of two methods on the same tasks, in the same order."""
     a, b = _checked(first, at_least=2), _checked(second, at_least=2)
     if len(a) != len(b):
         raise ShapeError(
@@ -157,20 +145,16 @@ def sign_flip_p_value(differences: Scores, *, seed: int = 0, resamples: int = RE
     the observed one is counted among them, so the p-value is valid and never 0.
     """
     d = _checked(differences, at_least=1)
-    _check_resamples(resamples)
     exact = 2 ** len(d) <= resamples
     patterns = 2 ** len(d) if exact else resamples
-    bits = np.random.Philox(key=seed_for(seed, "sign-flip"))
+    chunks = len(_chunks(patterns))
+    bits, words_per_row = np.random.Philox(key=seed_for(seed, "sign-flip")), -(-len(d) // 64)
+    drawn = np.arange(patterns)[:, None] if exact else bits.random_raw((patterns, words_per_row))
     # Rounding must not split ties: flipped sums within it count as equal to the observed one.
     threshold = abs(d.sum()) - 1e-12 * np.abs(d).sum()
     as_extreme = 0
-    for start in range(0, patterns, _CHUNK):
-        count = min(_CHUNK, patterns - start)
-        if exact:
-            words = np.arange(start, start + count, dtype="<u8")[:, None]
-        else:
-            words = bits.random_raw((count, -(-len(d) // 64))).astype("<u8")
-        flips = np.unpackbits(words.view(np.uint8), axis=1, count=len(d), bitorder="little")
+    for words in np.array_split(drawn.astype("<u8").view(np.uint8), chunks):
+        flips = np.unpackbits(words, axis=1, count=len(d), bitorder="little")
         sums = d.sum() - 2 * (flips.astype(np.float64) @ d)
         as_extreme += int((np.abs(sums) >= threshold).sum())
     return as_extreme / patterns if exact else (as_extreme + 1) / (patterns + 1)
@@ -184,18 +168,14 @@ class SeedsByTasks:
     Attributes:
         over_tasks: Seeds held fixed: 1.96 standard errors over the tasks' means.
         over_seeds: Tasks held fixed: t interval over the seeds' means.
-        both: New seeds and new tasks: crossed random effects, t interval by Satterthwaite.
+        both: New seeds and new tasks: seeds and tasks as random effects, widths in quadrature.
         bootstrap: New seeds and new tasks: seeds and tasks resampled, percentiles.
-        n_seeds: Number of seeds.
-        n_tasks: Number of tasks.
     """
 
     over_tasks: Estimate
     over_seeds: Estimate
     both: Estimate
     bootstrap: Estimate
-    n_seeds: int
-    n_tasks: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -203,7 +183,7 @@ class SeedsByTasks:
 
 
 def seeds_by_tasks(
-    scores: Sequence[Sequence[float]] | Float[np.ndarray, "seed task"],
+    scores: Sequence[Scores] | Float[np.ndarray, "seed task"],
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
@@ -212,11 +192,6 @@ def seeds_by_tasks(
 
     To compare two methods, give their differences ``a - b``. With few seeds read `both`: the
     bootstrap cannot see more spread than the seeds at hand show and is then too short.
-
-    Args:
-        scores: One row per training seed, one column per test task.
-        seed: Seed of the bootstrap.
-        resamples: Bootstrap resamples.
     """
     lengths = {len(row) for row in scores}
     if len(scores) < 2 or len(lengths) != 1 or min(lengths) < 2:
@@ -226,13 +201,18 @@ def seeds_by_tasks(
             hint="With one seed use mean_interval, and say that it says nothing about seeds.",
         )
     x = np.stack([_checked(row, at_least=2) for row in scores])
+    S, T = x.shape
     return SeedsByTasks(
         over_tasks=mean_interval(x.mean(axis=0)),
         over_seeds=t_interval(x.mean(axis=1)),
         both=_random_effects(x),
-        bootstrap=_two_level_bootstrap(x, seed=seed, resamples=resamples),
-        n_seeds=x.shape[0],
-        n_tasks=x.shape[1],
+        bootstrap=_bootstrap(
+            lambda rng, n: ((_counts(rng, S, n) @ x) * _counts(rng, T, n)).sum(axis=1) / (S * T),
+            Estimate(float(x.mean()), -math.inf, math.inf, S, "two-level bootstrap"),
+            tail=0.025,
+            seed=seed,
+            resamples=resamples,
+        ),
     )
 
 
@@ -290,15 +270,12 @@ def summarise_by_group(
     x, ids = _checked(values, at_least=1), np.asarray(groups)
     if ids.shape != x.shape:
         raise ShapeError(f"expected one group id per task ({len(x)}), got shape {list(ids.shape)}.")
-    present = [int(group) for group in np.unique(ids)]
-    if names is not None and (
-        len(set(names)) < len(names) or not set(present) <= set(range(len(names)))
-    ):
+    labels = [str(i) for i in range(int(ids.max()) + 1)] if names is None else list(names)
+    if ids.min() < 0 or ids.max() >= len(labels) or len(set(labels)) < len(labels):
         raise ConfigError(
-            f"names {list(names)} should be distinct and name every group in {present}."
+            f"names should be distinct and cover groups {np.unique(ids).tolist()}, got {labels}."
         )
-    label = {group: str(group) if names is None else names[group] for group in present}
-    rows = {label[group]: summarise(x[ids == group]) for group in present}
+    rows = {labels[group]: summarise(x[ids == group]) for group in np.unique(ids)}
     errors = [row.mean.half_width for row in rows.values()]
     macro = float(np.mean([row.mean.value for row in rows.values()]))
     return GroupTable(
@@ -318,18 +295,20 @@ def class_bootstrap(
     """Return the mean with an interval for *new classes*, by resampling the classes of the tasks.
 
     Ten thousand tasks drawn from twenty classes are still twenty classes. In each resample class c
-    counts n_c times (C draws from C classes) and a task weighs 1 + the sum over its classes of
-    (n_c - 1), which is the first-order form of the product of its classes' counts.
+    counts n_c times (C draws from C classes) and a task's weight is the first-order form of the
+    product of its classes' counts, 1 + (C - 1) / (C - n_way) sum_c (n_c - 1); the factor undoes that
+    a task draws its classes without replacement. The percentiles are those of the expanded
+    percentile interval, which for few classes are as wide as Student's t asks for.
 
     Reading: the product itself is the textbook weight, but with 5 classes per task its variance
-    drowns the answer. The linear form counts the variance between tasks n_way times, which makes the
-    interval a little long when tasks are few. Give the tasks of one domain at a time.
+    drowns the answer. Its linear form counts the variance within classes about n_way times, so the
+    interval is a little long when tasks are few. Give the tasks of one domain at a time.
 
     Args:
         values: One number per task.
         classes: Class ids of each task.
-        seed: Seed of the bootstrap.
-        resamples: Bootstrap resamples.
+        seed: Seed of the draws.
+        resamples: Number of draws.
     """
     x, ids = _checked(values, at_least=2), np.asarray(classes)
     if ids.ndim != 2 or len(ids) != len(x):
@@ -338,14 +317,22 @@ def class_bootstrap(
             hint="Give the n_way class ids of every task, in the order of the scores.",
         )
     present, columns = np.unique(ids, return_inverse=True)
-    member = np.zeros((len(x), len(present)))
-    np.add.at(member, (np.arange(len(x))[:, None], columns.reshape(ids.shape)), 1.0)
-    rng, means = _generator(seed, "classes", resamples=resamples), np.empty(resamples)
-    for start in range(0, resamples, _CHUNK):
-        stop = min(start + _CHUNK, resamples)
-        counts = _counts(rng, len(present), stop - start)
-        means[start:stop] = x.mean() + (counts - 1) @ (member.T @ (x - x.mean())) / len(x)
-    return _percentiles(float(x.mean()), means, n=len(present), method="class bootstrap")
+    n_way, C = ids.shape[1], len(present)
+    if n_way >= C:
+        raise DataError(
+            f"expected tasks of fewer classes than there are, got {n_way}-way tasks of {C} classes.",
+            hint="With every class in every task nothing can be said about other classes.",
+        )
+    excess = np.repeat(x - x.mean(), n_way) * (C - 1) / (C - n_way)
+    influence = np.bincount(columns.ravel(), weights=excess) / len(x)
+    quantile = float(stats.t.ppf(0.975, C - 1)) * math.sqrt(C / (C - 1))
+    return _bootstrap(
+        lambda rng, count: x.mean() + (_counts(rng, C, count) - 1) @ influence,
+        Estimate(float(x.mean()), -math.inf, math.inf, C, "class bootstrap"),
+        tail=float(stats.norm.cdf(-quantile)),
+        seed=seed,
+        resamples=resamples,
+    )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -354,31 +341,31 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _random_effects(x: Float[np.ndarray, "seed task"]) -> Estimate:
-    (S, T), mean = x.shape, float(x.mean())
-    by_seed, by_task = x.mean(axis=1, keepdims=True), x.mean(axis=0, keepdims=True)
-    ms_seed = T * float(np.square(by_seed - mean).sum()) / (S - 1)
-    ms_task = S * float(np.square(by_task - mean).sum()) / (T - 1)
-    residual = float(np.square(x - by_seed - by_task + mean).sum()) / ((S - 1) * (T - 1))
-    # Both mean squares are at least the residual in expectation; variances are not negative.
-    residual = min(residual, ms_seed, ms_task)
-    total = ms_seed + ms_task - residual
-    if total == 0:
-        return _around(mean, 0.0, S, "random effects")
-    spread = ms_seed**2 / (S - 1) + ms_task**2 / (T - 1) + residual**2 / ((S - 1) * (T - 1))
-    quantile = float(stats.t.ppf(0.975, total**2 / spread))
-    return _around(mean, quantile * math.sqrt(total / (S * T)), S, "random effects")
-
-
-def _two_level_bootstrap(
-    x: Float[np.ndarray, "seed task"], *, seed: int, resamples: int
-) -> Estimate:
+    """Add in quadrature the t half-width over seeds and that of the variance between tasks."""
     S, T = x.shape
-    rng, means = _generator(seed, "seeds-by-tasks", resamples=resamples), np.empty(resamples)
-    for start in range(0, resamples, _CHUNK):
-        stop = min(start + _CHUNK, resamples)
-        by_seed, by_task = _counts(rng, S, stop - start), _counts(rng, T, stop - start)
-        means[start:stop] = np.einsum("rt,rt->r", by_seed @ x, by_task) / (S * T)
-    return _percentiles(float(x.mean()), means, n=S, method="two-level bootstrap")
+    over_seeds = t_interval(x.mean(axis=1))
+    residual = x - x.mean(axis=1, keepdims=True) - x.mean(axis=0, keepdims=True) + x.mean()
+    # Means over S seeds differ between tasks by the tasks and by the residual, which seeds hold already.
+    noise = float(np.square(residual).sum()) / ((S - 1) * (T - 1)) / S
+    tasks = max(float(x.mean(axis=0).var(ddof=1)) - noise, 0.0) / T
+    over_tasks = float(stats.t.ppf(0.975, T - 1)) * math.sqrt(tasks)
+    half_width = math.hypot(over_seeds.half_width, over_tasks)
+    return _around(over_seeds.value, half_width, S, "random effects")
+
+
+def _bootstrap(
+    means: Callable[[np.random.Generator, int], np.ndarray],
+    estimate: Estimate,
+    *,
+    tail: float,
+    seed: int,
+    resamples: int,
+) -> Estimate:
+    """Give ``estimate`` the ``tail`` and ``1 - tail`` quantiles of ``means(generator, count)``."""
+    rng = np.random.Generator(np.random.Philox(key=seed_for(seed, estimate.method)))
+    drawn = np.concatenate([means(rng, count) for count in _chunks(resamples)])
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return replace(estimate, low=float(low), high=float(high))
 
 
 def _counts(rng: np.random.Generator, units: int, resamples: int) -> Float[np.ndarray, "r u"]:
@@ -388,25 +375,15 @@ def _counts(rng: np.random.Generator, units: int, resamples: int) -> Float[np.nd
     return counts.reshape(resamples, units).astype(np.float64)
 
 
-def _percentiles(value: float, means: Float[np.ndarray, " r"], *, n: int, method: str) -> Estimate:
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(value=value, low=float(low), high=float(high), n=n, method=method)
-
-
 def _around(value: float, half_width: float, n: int, method: str) -> Estimate:
-    return Estimate(
-        value=value, low=value - half_width, high=value + half_width, n=n, method=method
-    )
+    return Estimate(value, value - half_width, value + half_width, n, method)
 
 
-def _generator(seed: int, purpose: str, *, resamples: int) -> np.random.Generator:
-    _check_resamples(resamples)
-    return np.random.Generator(np.random.Philox(key=seed_for(seed, purpose)))
-
-
-def _check_resamples(resamples: int) -> None:
+def _chunks(resamples: int) -> list[int]:
+    """Split ``resamples`` into counts whose arrays fit in memory."""
     if resamples < 1:
         raise ConfigError(f"resamples should be at least 1, got {resamples}.")
+    return [min(_CHUNK, resamples - start) for start in range(0, resamples, _CHUNK)]
 
 
 def _checked(values: Scores, *, at_least: int) -> Float[np.ndarray, " task"]:

@@ -46,17 +46,22 @@ def leaves(params: Params) -> Params:
 
 def norms(params: Params) -> Tensor:
     """Return the Euclidean norm of each task's parameters, ``[B]``."""
-    return torch.stack([p.flatten(1).square().sum(1) for p in params.values()]).sum(0).sqrt()
+    return torch.stack([_rows(p).square().sum(1) for p in params.values()]).sum(0).sqrt()
 
 
 def flatten(params: Params) -> Tensor:
     """Lay each task's tensors end to end: ``[B, P]``."""
-    return torch.cat([p.flatten(1) for p in params.values()], dim=1)
+    return torch.cat([_rows(p) for p in params.values()], dim=1)
 
 
 def is_finite(params: Params) -> Tensor:
     """Say for each task whether all its numbers are finite: bool ``[B]``."""
-    return torch.stack([p.flatten(1).isfinite().all(1) for p in params.values()]).all(0)
+    return torch.stack([_rows(p).isfinite().all(1) for p in params.values()]).all(0)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    # Not flatten(1): a parameter may be a single number, [B] with its task axis.
+    return tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
 
 
 def check_same_structure(

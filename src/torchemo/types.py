@@ -5,6 +5,7 @@ per-task parameters are ``[B, *shape]``.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -28,8 +29,16 @@ class Batch(NamedTuple):
     y: Tensor
 
 
-class Episode(NamedTuple):
-    """B few-shot tasks: a support set to adapt on and a query set to be judged on."""
+@dataclass(frozen=True)
+class Episode:
+    """B few-shot tasks: a support set to adapt on and a query set to be judged on.
+
+    Attributes:
+        support: What the tasks are adapted on.
+        query: What they are judged on.
+        domain: Which domain or family each task comes from, for analysis.
+        index: Which episode of its split each task is.
+    """
 
     support: Batch
     query: Batch
@@ -87,23 +96,30 @@ class Start(NamedTuple):
 class Model(Protocol):
     """A network as a function with a task axis: ``(params {name: [B, ...]}, x [B, n, ...]) -> out``.
 
-    ``head`` names the tensors of the last linear layer (weight, then bias), ``norm`` the scale and
-    shift of normalisation layers, ``buffers`` running statistics (no gradient, never adapted).
+    Calling it equals ``classify(params, features(params, x))``.
     """
 
     @property
-    def head(self) -> tuple[str, ...]: ...
+    def head(self) -> tuple[str, ...]:
+        """Names of the last linear layer's tensors: weight, then bias."""
+        ...
+
     @property
-    def norm(self) -> tuple[str, ...]: ...
+    def norm(self) -> tuple[str, ...]:
+        """Names of the scale and shift of normalisation layers."""
+        ...
+
     @property
-    def buffers(self) -> tuple[str, ...]: ...
+    def buffers(self) -> tuple[str, ...]:
+        """Names of running statistics: no gradient, never adapted."""
+        ...
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw meta-parameters (no task axis)."""
         ...
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Map ``x [B, n, ...]`` to outputs ``[B, n, n_out]``; equals ``classify(params, features(params, x))``."""
+        """Map ``x [B, n, ...]`` to outputs ``[B, n, n_out]``."""
         ...
 
     def features(self, params: Params, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""sample_episodes: what a task is made of, and that nothing but (seed, split, number) decides it."""
+"""sample_episodes: what a task is made of, and that (seed, split, number) alone decide it."""
 
 import collections
 import time
@@ -75,6 +75,13 @@ def test_an_episode_is_the_same_in_any_batch(seed, number, before, after, split)
     batch = draw(index, seed=seed, split=split, start=number - before, count=before + 1 + after)
     for one, many in zip(alone, batch, strict=True):
         assert torch.equal(one[0], many[before])
+
+
+def test_the_stream_of_tasks_is_pinned():
+    """Published runs name their tasks by (seed, split, number): this must never change."""
+    ids = sample_ids(INDEX, EpisodeSpec(3, 1, 1), seed=7, split="train", start=11, count=2)
+    assert ids.classes.tolist() == [[8, 9, 12], [12, 8, 11]]
+    assert ids.query.tolist() == [[87, 89, 75], [83, 75, 72]]
 
 
 def test_seed_split_and_number_each_change_the_task():
@@ -175,14 +182,15 @@ def test_a_domain_without_classes_in_the_split_is_never_drawn():
         (
             make_index([20, 4, 20, 20, 20]),
             {"spec": EpisodeSpec(5, 5, 15)},
-            "class 'birds1' has 4 images; 5-shot \\+ 15 query needs 20.\nLower --n-query or drop the"
-            " class \\(--min-images\\)",
+            "class 'birds1' has 4 images; 5-shot \\+ 15 query needs 20.\n"
+            "Lower --n-query or drop the class \\(--min-images\\)",
         ),
         (
             merge([make_index([9] * 5), make_index([9] * 4, domain="fungi")]),
             {},
             "domain 'fungi' has 4 classes in split 'train'; 5-way needs 5",
         ),
+        (make_index([5, 5, 5, 5, 4]), {}, "class 'birds4' has 4 images"),
         (make_index([9] * 5), {"split": "val"}, "no class has split 'val'"),
         (
             merge([make_index([9] * 5), make_index([9] * 5, domain="x", split="test")]),

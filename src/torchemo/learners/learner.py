@@ -38,9 +38,14 @@ class Learner(Protocol):
     """A meta-learner on the task axis."""
 
     @property
-    def loop(self) -> InnerLoop: ...
+    def loop(self) -> InnerLoop:
+        """Its inner loop."""
+        ...
+
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> Traits:
+        """What it declares about itself."""
+        ...
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw all meta-parameters."""

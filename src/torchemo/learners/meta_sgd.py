@@ -113,7 +113,8 @@ class MetaSGD:
 
     def _recalled_rates(self, start: Start, h: Params, bound: Bound | None) -> Start:
         """Return alpha - eta Aggr(h, H); without recalled rates the start is left alone."""
-        if bound is None or bound.recall.m == 0 or start.rates is None:
+        recalled = set() if bound is None else bound.recall.values.keys() & h.keys()
+        if bound is None or bound.recall.m == 0 or not recalled or start.rates is None:
             return start
         moved = bound.direction(h, 0)
         rates = {

@@ -1,0 +1,202 @@
+"""Every option of torchemo as frozen dataclasses: defaults, legal values, and which reading they are.
+
+Nothing here imports torch, so that commands can parse their options quickly. The numbers A1 to A34 are
+the open points of the paper; ``docs/paper.md`` lists all of them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from torchemo.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The store and what it forgets (Eq. 6)."""
+
+    capacity: int = 100
+    """T, slots; 0 switches the memory off. The paper: 100 (1-shot), 200 (5-shot)."""
+    controller: Literal["fifo", "lru", "clock"] = "lru"
+    """What a full memory forgets. The paper: lru for MAML and ANIL, clock for Meta-SGD."""
+    insert_ref: bool = True
+    """CLOCK: reference bit of a freshly written slot."""
+    update_last: float = 0.0
+    """LRU: probability of overwriting the most recently used slot instead."""
+    value_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """How values are kept."""
+    max_age: int | None = None
+    """Slots written more batches ago than this are not recalled (A23)."""
+    min_fill: int = 1
+    """Recall nothing before this many slots are filled (A24)."""
+    rekey_every: int | None = None
+    """Recompute stored keys every this many batches; stores the support sets (A23)."""
+    write: Literal["replace", "consolidate"] = "replace"
+    """replace: the paper. consolidate: slots accumulate outer gradient rows and offset the start (ours)."""
+    slot_lr: float = 1e-3
+    """consolidate: Adam rate of the slots."""
+    slot_key_lr: float = 3e-3
+    """consolidate: Adam rate of the slot keys."""
+    slot_decay: float = 0.0
+    """consolidate: decoupled decay of the slots towards zero."""
+    slot_update: Literal["dense", "lazy"] = "dense"
+    """consolidate: step all slots at every batch, or only those recalled in it."""
+    warmup: int = 100
+    """consolidate: batches before the slots are seeded from past keys."""
+    novelty: float | None = None
+    """consolidate: distance beyond which a task claims a slot of its own."""
+
+
+@final
+@dataclass(frozen=True)
+class KeyConfig:
+    """The task key (Eq. 4)."""
+
+    network: Literal["transformer", "mean", "statistics"] = "transformer"
+    """transformer: the paper. mean: mean embedding. statistics: parameter-free input statistics."""
+    embedder: Literal["own", "shared", "frozen_random", "pairs"] = "own"
+    """Who embeds an example (A1): an own Conv-4, the learner's trunk, a frozen one; pairs for regression."""
+    dim: int = 64
+    """Dimension of a key."""
+    layers: int = 6
+    """Layers of the key Transformer."""
+    heads: int = 4
+    """Attention heads of the key Transformer (the paper does not say)."""
+    ff: int = 128
+    """Width of its feed-forward layers (the paper does not say)."""
+    use_labels: bool = False
+    """Add a label embedding to every example (A2)."""
+    unit: bool = True
+    """Keys are unit vectors; needed by softmax weights."""
+    training: Literal["none", "outer", "self_recognition"] = "outer"
+    """How keys learn (A3): not at all, by the outer loss through softmax weights, or by recognising their
+    own task among others."""
+    recognition_lr: float = 1e-3
+    """self_recognition: Adam rate of the key network."""
+    recognition_older: int = 48
+    """self_recognition: older support sets used as negatives."""
+
+
+@final
+@dataclass(frozen=True)
+class RetrievalConfig:
+    """Nearest neighbours and their weights."""
+
+    k: int | None = 20
+    """Neighbours. The paper: 20 (1-shot), 15 (5-shot). None recalls all slots."""
+    weights: Literal["uniform", "softmax"] = "softmax"
+    """uniform: the paper, and the key network then never learns (A3)."""
+    temperature: float = 0.1
+    """Initial temperature of softmax weights; learned."""
+    null_distance: float | None = None
+    """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
+    index: Literal["exact", "random"] = "exact"
+    """random: a control that recalls arbitrary slots."""
+
+
+@final
+@dataclass(frozen=True)
+class AggregatorConfig:
+    """How recalled and own gradients become a direction (Eq. 8 to 10)."""
+
+    kind: Literal["mean", "sum", "gated", "gate", "coordinate"] = "gated"
+    """mean, sum: Eq. 8, 9. gate, coordinate: two realisations of Eq. 10 (A9). gated: one gate per tensor."""
+    rescale: Literal["none", "own"] = "none"
+    """mean: own multiplies the result by m + 1, so that the own gradient keeps its rate (A8)."""
+    pad: bool = False
+    """mean: divide by k + 1 also while fewer slots are filled, so that the own rate is constant (A8)."""
+    init: Literal["own", "mean", "sum"] = "own"
+    """gate, coordinate: the rule they equal before training."""
+    per_step: bool = False
+    """gated: a gate per inner step."""
+    learn_own: bool = False
+    """gated: learn the own gradient's factor too."""
+    layers: int = 6
+    """gate: layers of the Transformer."""
+    max_neighbors: int | None = None
+    """gate, coordinate: use only the nearest ones; 9 gives the paper's length 11 (A10)."""
+
+
+@final
+@dataclass(frozen=True)
+class ValueConfig:
+    """What is remembered and how it is used (A6, A7, A12, A25)."""
+
+    content: Literal["first", "last", "mean", "per_step", "query", "meta"] = "first"
+    """Support gradient at the first, last, mean or every step, query gradient, or outer gradient row."""
+    reduction: Literal["mean", "sum", "n_times_mean"] = "mean"
+    """Support gradients stored as the mean or sum over examples, or n_way times the mean (A12)."""
+    clip: float | None = None
+    """Clip a recalled tensor to this multiple of the own gradient's norm (A25)."""
+    head_align: Literal["none", "drop", "hungarian"] = "none"
+    """Label order of head gradients: as stored, left out, or matched by prototypes (A7)."""
+    memory_steps: Literal["all", "first"] | float = "first"
+    """Inner steps that use the recall; a number in (0, 1) is a decay per step (A6). The paper: all."""
+    recall_step: Literal["off", "eval_only", "always"] = "off"
+    """A step along the recall alone before the first support gradient (A4)."""
+    recall_dropout: float = 0.0
+    """Probability that a meta-training task is adapted without its recall."""
+    control: Literal["none", "random_values"] = "none"
+    """random_values: a control that stores random directions of the same norm."""
+
+
+@final
+@dataclass(frozen=True)
+class EMOConfig:
+    """Episodic memory optimization; capacity 0 is the base learner."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    key: KeyConfig = field(default_factory=KeyConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
+    aggregator: AggregatorConfig = field(default_factory=AggregatorConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
+
+    def __post_init__(self) -> None:
+        if self.retrieval.weights == "softmax" and not self.key.unit:
+            raise ConfigError(
+                "softmax weights need unit keys, got key.unit = false.",
+                hint="Set key.unit to true or retrieval.weights to uniform.",
+            )
+        if self.memory.write == "consolidate" and self.value.content != "meta":
+            raise ConfigError(
+                f"memory.write = consolidate needs value.content = meta, got '{self.value.content}'."
+            )
+        if self.memory.write == "consolidate" and self.retrieval.weights != "softmax":
+            raise ConfigError("memory.write = consolidate needs retrieval.weights = softmax.")
+
+
+@final
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The base learner and its inner loop."""
+
+    name: Literal[
+        "maml", "fomaml", "anil", "boil", "meta-sgd", "reptile", "proto-maml", "maml++"
+    ] = "maml"
+    """Which learner."""
+    inner_lr: float = 0.05
+    """alpha, on the mean support loss (A11). The paper prints 0.001."""
+    steps: int = 5
+    """Inner steps while training."""
+    rule: Literal["sgd", "momentum", "adam"] = "sgd"
+    """Inner step rule."""
+    order: Literal[1, 2] = 2
+    """2 keeps the exact meta-gradient; 1 detaches inner gradients."""
+    adapt_bn: bool = False
+    """Adapt scale and shift of normalisation layers too (A26)."""
+    inner_loss_scale: Literal["mean", "n_way"] = "mean"
+    """n_way: the summed convention of the first published code (A11)."""
+    rate_shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
+    """meta-sgd: one rate per element, per tensor, or for all."""
+    rate_init: tuple[float, float] = (0.005, 0.1)
+    """meta-sgd: rates are drawn uniformly from this interval."""
+    rate_memory: float = 0.0
+    """meta-sgd: rate of EMO's memory of rate gradients (A18); 0 switches it off, 0.001 is its preset."""
+    multi_step_loss: bool = True
+    """maml++: outer loss over all inner steps."""
+    learned_rates: bool = True
+    """maml++: a rate per tensor and step."""
+    first_order_epochs: int = 0
+    """maml++: epochs of first order before second order begins."""
+    minibatch: int | None = None
+    """reptile: support examples per inner step."""

@@ -1,0 +1,218 @@
+"""What lies on disk, before anything is decoded: classes and where their pictures can be read."""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, final
+
+from numpy.typing import NDArray
+
+from torchemo.data.decode import Box, PictureForm, PictureKind, Resample, decode, inspect
+from torchemo.errors import DataError
+
+SPLIT_FOLDERS = {
+    "train": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+"""Folder names that mean a split."""
+
+PICTURE_SUFFIXES = frozenset(
+    (
+        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp"),
+        *(".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm"),
+    )
+)
+"""Names that promise a picture; the ones we cannot read are listed too, to be refused by name."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (pictures done, pictures in all)."""
+
+
+class Picture(NamedTuple):
+    """One picture: its name for people, how to read it, and which part of it to keep."""
+
+    name: str
+    read: Callable[[], bytes | NDArray[Any]]
+    box: Box | None = None
+
+
+class ListedClass(NamedTuple):
+    """One class: its pictures and, where the data says so, its split."""
+
+    name: str
+    pictures: Sequence[Picture]
+    split: str | None
+    domain: str
+
+
+@final
+@dataclass(frozen=True)
+class Listing:
+    """Classes found somewhere, in a fixed order.
+
+    Args:
+        classes: The classes.
+        layout: What the data was recognised as.
+        image_size: Side of the pictures in the published protocol of this layout, if it has one.
+        channels: Channels in that protocol.
+        invert: Whether that protocol swaps dark and light.
+    """
+
+    classes: Sequence[ListedClass]
+    layout: str
+    image_size: int | None = None
+    channels: int | None = None
+    invert: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many pictures there are."""
+        return sum(len(c.pictures) for c in self.classes)
+
+
+def join(listings: Sequence[Listing]) -> Listing:
+    """Put several listings, for instance several domains, into one."""
+    if not listings:
+        raise DataError("there is nothing to join: no data was given.")
+    first = listings[0]
+    if len({listing.invert for listing in listings}) > 1:
+        raise DataError(
+            "some of the data is inverted by its protocol (dark ink on white) and some is not.",
+            hint="Pack the two kinds separately.",
+        )
+    return Listing(
+        tuple(c for listing in listings for c in listing.classes),
+        " + ".join(dict.fromkeys(listing.layout for listing in listings)),
+        first.image_size,
+        first.channels,
+        first.invert,
+    )
+
+
+def form_for(
+    listing: Listing, *, image_size: int | None, channels: int | None, resample: Resample
+) -> PictureForm:
+    """Settle the form of all pictures; what is not asked for follows protocol, then the first picture."""
+    size = image_size or listing.image_size
+    planes = channels or listing.channels
+    if size is not None and planes is not None:
+        return PictureForm(size, size, planes, resample, invert=listing.invert)
+    kind = _first_kind(listing)
+    return PictureForm(
+        size or kind.height,
+        size or kind.width,
+        planes or kind.channels,
+        resample,
+        resize=size is not None,
+        invert=listing.invert,
+    )
+
+
+def decode_all(
+    listing: Listing, form: PictureForm, *, progress: Progress | None = None
+) -> Iterator[tuple[int, Picture, NDArray[Any] | DataError]]:
+    """Decode picture after picture: class number, picture, and its pixels or what is wrong with it."""
+    done, total = 0, listing.total
+    for number, listed in enumerate(listing.classes):
+        for picture in listed.pictures:
+            yield number, picture, _attempt(picture, form)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+
+def arrange(
+    pictures: Iterable[tuple[tuple[str, ...], Picture]],
+    *,
+    empty: Iterable[tuple[str, ...]] = (),
+    domain: str,
+    where: str,
+) -> tuple[ListedClass, ...]:
+    """Sort pictures into classes by the folders they lie in.
+
+    Understood are ``class/picture``, ``split/class/picture`` and ``domain/split/class/picture``, inside
+    any number of folders that hold nothing else. Names of folders are compared in Unicode form C.
+
+    Args:
+        pictures: Folders above each picture, and the picture.
+        empty: Folders without pictures, which may be empty classes.
+        domain: Name of the domain where the folders do not say it.
+        where: Name of the whole, for messages.
+    """
+    held: dict[tuple[str, ...], list[Picture]] = {}
+    for folders, picture in pictures:
+        held.setdefault(tuple(unicodedata.normalize("NFC", f) for f in folders), []).append(picture)
+    depth = _common_depth(held, where=where)
+    for folders in empty:
+        if len(folders) == depth:
+            held.setdefault(tuple(unicodedata.normalize("NFC", f) for f in folders), [])
+    meaning = _meanings(list(held), where=where)
+    classes = [
+        ListedClass(name, sorted(held[folders], key=lambda p: p.name), split, own or domain)
+        for folders, (own, split, name) in meaning.items()
+    ]
+    return tuple(sorted(classes, key=lambda c: (c.domain, c.name, c.split or "")))
+
+
+def _attempt(picture: Picture, form: PictureForm) -> NDArray[Any] | DataError:
+    try:
+        return decode(picture.read(), form, name=picture.name, box=picture.box)
+    except DataError as error:
+        return error
+
+
+def _first_kind(listing: Listing) -> PictureKind:
+    trouble = DataError("there are no pictures.")
+    for listed in listing.classes:
+        for picture in listed.pictures:
+            try:
+                return inspect(picture.read(), name=picture.name)
+            except DataError as error:
+                trouble = error
+    raise trouble
+
+
+def _common_depth(held: dict[tuple[str, ...], list[Picture]], *, where: str) -> int:
+    if not held:
+        raise DataError(
+            f"{where}: there are no pictures in it.",
+            hint="Expected one folder per class, with PNG, JPEG, WEBP or BMP pictures.",
+        )
+    by_depth = {len(folders): pictures[0].name for folders, pictures in held.items()}
+    if 0 in by_depth:
+        raise DataError(
+            f"{where}: picture {by_depth[0]} lies outside any class folder.",
+            hint="Put every picture into the folder of its class.",
+        )
+    if len(by_depth) > 1:
+        raise DataError(
+            f"{where}: pictures lie at different depths: {' and '.join(by_depth.values())}.",
+            hint="Use class/picture, split/class/picture or domain/split/class/picture throughout.",
+        )
+    return next(iter(by_depth))
+
+
+def _meanings(
+    folders: list[tuple[str, ...]], *, where: str
+) -> dict[tuple[str, ...], tuple[str | None, str | None, str]]:
+    """Say for each folder which domain, split and class it is."""
+    inner = folders
+    while True:
+        if len(inner[0]) == 1:
+            return {f: (None, None, i[0]) for f, i in zip(folders, inner, strict=True)}
+        if len(inner[0]) in (2, 3) and all(i[-2].lower() in SPLIT_FOLDERS for i in inner):
+            return {
+                f: (i[0] if len(i) == 3 else None, SPLIT_FOLDERS[i[-2].lower()], i[-1])
+                for f, i in zip(folders, inner, strict=True)
+            }
+        tops = {i[0] for i in inner}
+        if len(tops) > 1:
+            raise DataError(
+                f"{where}: cannot tell classes from other folders: {'/'.join(folders[0])}"
+                f" and {len(folders) - 1} more.",
+                hint="Use class/picture, split/class/picture or domain/split/class/picture.",
+            )
+        inner = [i[1:] for i in inner]

@@ -1,0 +1,137 @@
+"""One door for every form of image data: recognise it, list it, read it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from torchemo.data.archive import list_zip
+from torchemo.data.decode import Resample
+from torchemo.data.folder import list_folder
+from torchemo.data.index import ClassIndex
+from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for
+from torchemo.data.npz import list_npz
+from torchemo.data.splits import SplitFile, Splits, assign, read_split_file, schemes_for
+from torchemo.errors import DataError, ResourceError
+
+
+def load(
+    path: Path | str,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    splits: Splits | None = None,
+    domain: str | None = None,
+    resample: Resample = "lanczos",
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> ClassIndex:
+    """Read an image set into memory, whatever its form.
+
+    Args:
+        path: A folder of class folders, a zip archive of one, an ``.npz``, or a published layout.
+        image_size: Side of the pictures; by default the size they have, which must then be the same.
+        channels: 1 or 3; by default that of the first picture.
+        splits: Where the splits come from; by default see `find`.
+        domain: Name of the domain; by default that of the file or folder.
+        resample: How pictures are resized.
+        skip_bad: Leave out pictures that cannot be read, instead of stopping at the first.
+        progress: Called with (pictures done, pictures in all).
+
+    Raises:
+        DataError: Something cannot be read, by name and with the reason.
+    """
+    listing = find(path, splits=splits, domain=domain)
+    return read(
+        listing,
+        image_size=image_size,
+        channels=channels,
+        resample=resample,
+        skip_bad=skip_bad,
+        progress=progress,
+    )
+
+
+def find(path: Path | str, *, splits: Splits | None = None, domain: str | None = None) -> Listing:
+    """Recognise what lies at a path and list its classes; no picture is decoded.
+
+    Splits come from ``splits``; else from a ``splits.json`` beside or inside the data that speaks of it;
+    else from the data (folders ``train``, ``val``, ``test``, or a ``class_split``); else the sorted class
+    names are cut 64 : 16 : 20 with seed 0.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder.")
+    listing = _recognise(path, domain or path.stem)
+    chosen = splits if splits is not None else _splits_beside(path)
+    if isinstance(chosen, SplitFile):
+        chosen = read_split_file(chosen, data_name=path.name)
+    return Listing(
+        assign(listing.classes, chosen),
+        listing.layout,
+        listing.image_size,
+        listing.channels,
+        listing.invert,
+    )
+
+
+def read(
+    listing: Listing,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    resample: Resample = "lanczos",
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> ClassIndex:
+    """Decode listed pictures into memory; arguments as in `load`."""
+    form = form_for(listing, image_size=image_size, channels=channels, resample=resample)
+    shape = (listing.total, form.channels, form.height, form.width)
+    try:
+        images, label = np.empty(shape, np.uint8), np.empty(listing.total, np.int64)
+    except MemoryError as error:
+        raise ResourceError(
+            f"pictures of shape {list(shape)} do not fit into memory.",
+            hint="Pack the data once (torchemo data pack) and use the packed set.",
+        ) from error
+    filled = 0
+    for number, _, pixels in decode_all(listing, form, progress=progress):
+        if isinstance(pixels, DataError):
+            if not skip_bad:
+                raise pixels
+            continue
+        images[filled], label[filled] = pixels, number
+        filled += 1
+    return ClassIndex(
+        images[:filled],
+        label[:filled],
+        [c.name for c in listing.classes],
+        [str(c.split) for c in listing.classes],
+        [c.domain for c in listing.classes],
+    )
+
+
+def _recognise(path: Path, domain: str) -> Listing:
+    if path.is_dir():
+        pictures, empty = list_folder(path)
+        classes = arrange(pictures, empty=empty, domain=domain, where=str(path))
+        return Listing(classes, "class folders")
+    if path.suffix == ".npz":
+        return Listing(list_npz(path, domain=domain), "npz")
+    if path.suffix == ".zip":
+        return Listing(
+            arrange(list_zip(path), domain=domain, where=str(path)), "zip of class folders"
+        )
+    raise DataError(
+        f"{path}: is no form of image data that is known here.",
+        hint="Give a folder of class folders, a .zip of one, or an .npz.",
+    )
+
+
+def _splits_beside(path: Path) -> SplitFile | None:
+    inside = path / "splits.json"
+    if path.is_dir() and inside.is_file():
+        return SplitFile(inside)
+    beside = path.parent / "splits.json"
+    if beside.is_file() and schemes_for(beside, data_name=path.name):
+        return SplitFile(beside)
+    return None

@@ -1,0 +1,129 @@
+"""What a run was computed with: enough to repeat it, nothing that names the machine or its user."""
+
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+
+PACKAGES = (
+    "torchemo",
+    "torch",
+    "numpy",
+    "safetensors",
+    "pillow",
+    "scipy",
+    "tyro",
+    "rich",
+    "jaxtyping",
+    "matplotlib",
+    "jinja2",
+    "tensorboard",
+    "wandb",
+    "faiss-cpu",
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what a checkpoint means."""
+    return {
+        "torchemo": _version("torchemo") or "unknown",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Describe interpreter, torch build, threads, processor and packages, ready for JSON.
+
+    Resuming is bitwise only where python, torch, cpu and threads are the same.
+    """
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "byteorder": sys.byteorder,
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": _usable_cores()},
+        "torch": _torch_build(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "commit": commit_of(Path(__file__).parent),
+    }
+
+
+def commit_of(package: Path) -> str | None:
+    """Return the git commit of the source tree that ``package`` lies in as ``src/<name>``.
+
+    Only files are read and no program is started. An installed package has no commit, also when it is
+    installed below somebody's repository.
+    """
+    root = package.parent.parent
+    if package.parent.name != "src" or not (root / "pyproject.toml").is_file():
+        return None
+    git = root / ".git"
+    pointer = _first_line(git) if git.is_file() else ""
+    if pointer.startswith("gitdir: "):
+        git = root / pointer.removeprefix("gitdir: ")
+    head = _first_line(git / "HEAD")
+    common = git / (_first_line(git / "commondir") or ".")
+    found = _resolve(common, head.removeprefix("ref: ")) if head.startswith("ref: ") else head
+    return found if _COMMIT.fullmatch(found) else None
+
+
+def _resolve(git: Path, ref: str) -> str:
+    """Look a branch up as a file of its own, then among the packed ones."""
+    if not ref.startswith("refs/") or ".." in ref:
+        return ""
+    loose = _first_line(git / ref)
+    if loose:
+        return loose
+    packed = git / "packed-refs"
+    lines = packed.read_text(errors="replace").splitlines() if packed.is_file() else []
+    return next((line.split(" ")[0] for line in lines if line.endswith(f" {ref}")), "")
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.readline(4096).strip()
+    except OSError:
+        return ""
+
+
+def _torch_build() -> dict[str, Any]:
+    return {
+        "version": str(torch.__version__),
+        "commit": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(errors="replace") as lines:
+            found = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:
+        found = ""
+    return found.partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,110 @@
+"""What EMO stores and how it uses it: the paper's open points as named switches."""
+
+from dataclasses import dataclass, field
+from typing import Literal, final, get_args
+
+from torchemo.consolidation import SlotAdam
+from torchemo.errors import ConfigError
+
+Content = Literal["first", "last", "mean", "per_step", "query", "meta"]
+RecallStep = Literal["off", "eval_only", "always"]
+HeadAlign = Literal["none", "drop", "hungarian"]
+Write = Literal["replace", "consolidate"]
+Control = Literal["none", "random_values"]
+
+
+@final
+@dataclass(frozen=True)
+class Policy:
+    """What is stored and how it is used: the paper's open points as named switches.
+
+    Args:
+        content: What a value is (A6): the ``first``, ``last`` or ``mean`` support gradient, one
+            ``per_step``, the gradient of the ``query`` loss at theta_S, or the task's own row of the outer
+            gradient (``meta``).
+        memory_steps: Inner steps that use the recall: ``all`` (the paper), ``first``, or a decay rho in
+            (0, 1): weight rho^s at step s.
+        recall_step: A step along the recall alone before the first support gradient (A4).
+        head_align: What to do about the label order of head gradients (A7): ``none`` (the paper), ``drop``
+            them, or match classes by prototypes (``hungarian``; needs ``n_way``).
+        n_way: Number of classes of a task, for prototypes.
+        recall_dropout: Probability that a meta-training task is adapted without its recall.
+        value_clip: Clip a recalled tensor to this multiple of the own gradient's norm (A25).
+        value_scale: Factor of stored values: N*K stores the sum over the support set (A12).
+        write: ``replace`` (the paper) or ``consolidate`` (ours; values are then offsets of the start).
+        slots: Optimizer of consolidated slots.
+        warmup: Batches before consolidated slots are seeded from past keys.
+        novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
+        rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
+        control: ``random_values`` stores random directions of the same norm instead of the values.
+        seed: Seed of recall dropout, of the controls and of the slot seeding.
+    """
+
+    content: Content = "first"
+    memory_steps: Literal["all", "first"] | float = "first"
+    recall_step: RecallStep = "off"
+    head_align: HeadAlign = "none"
+    n_way: int | None = None
+    recall_dropout: float = 0.0
+    value_clip: float | None = None
+    value_scale: float = 1.0
+    write: Write = "replace"
+    slots: SlotAdam = field(default_factory=SlotAdam)
+    warmup: int = 100
+    novelty: float | None = None
+    rekey_every: int | None = None
+    control: Control = "none"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_ranges()
+        self._check_pairs()
+
+    def _check_choices(self) -> None:
+        choices = {
+            "content": Content,
+            "recall_step": RecallStep,
+            "head_align": HeadAlign,
+            "write": Write,
+            "control": Control,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in get_args(allowed):
+                raise ConfigError(
+                    f"{name} should be one of {list(get_args(allowed))},"
+                    f" got '{getattr(self, name)}'."
+                )
+
+    def _check_ranges(self) -> None:
+        use = self.memory_steps
+        if not (0 < use < 1 if isinstance(use, float) else use in ("all", "first")):
+            raise ConfigError(
+                f"memory_steps should be 'all', 'first' or a decay in (0, 1), got {use!r}."
+            )
+        if not 0 <= self.recall_dropout <= 1:
+            raise ConfigError(f"recall_dropout should lie in [0, 1], got {self.recall_dropout}.")
+        for name in ("n_way", "rekey_every"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} should be None, or 1 or more; got {number}.")
+        for name in ("value_clip", "novelty", "warmup"):
+            number = getattr(self, name)
+            if number is not None and not number >= 0:
+                raise ConfigError(f"{name} should not be negative, got {number}.")
+
+    def _check_pairs(self) -> None:
+        if self.head_align == "hungarian" and self.n_way is None:
+            raise ConfigError("head_align 'hungarian' needs n_way.", hint="Set n_way of the tasks.")
+        if self.write == "consolidate" and self.content != "meta":
+            raise ConfigError(
+                f"consolidation accumulates outer gradient rows, got content '{self.content}'.",
+                hint="Set content to 'meta'.",
+            )
+        if self.write == "consolidate" and (
+            self.head_align == "hungarian" or self.rekey_every is not None
+        ):
+            raise ConfigError(
+                "consolidated slots belong to no single task: they cannot be aligned or re-keyed.",
+                hint="Leave rekey_every out, and set head_align to 'none' or 'drop'.",
+            )

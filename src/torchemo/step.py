@@ -1,0 +1,313 @@
+"""One outer step of meta-training (Algorithm 1), and the adaptation of meta-test (Algorithm 2).
+
+Gradients are cut once. A task's leaves are its start theta_b, its rates, its recall weights and the
+aggregator's parameters; each task returns its rows for them. The rows are reduced in task order and
+carried back once more into what all tasks share: the initialisation, the rates, the key network, the
+slot keys. So the result does not depend on how the tasks are spread over calls.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.emo import EMO
+from torchemo.inner import task_gradients
+from torchemo.learners.learner import Learner, network_names
+from torchemo.tree import cat, detach, expand, leaves, select, tree_map
+from torchemo.types import Batch, Episode, Params, Recall, Start
+
+
+class Solved(NamedTuple):
+    """What adapting some tasks gives back to the outer loop; every tensor has their task axis.
+
+    Attributes:
+        losses: Outer losses.
+        support_losses: Support losses before each inner step.
+        theta: Rows of the outer gradient in the tasks' starts.
+        rates: Rows in their rates.
+        weights: Rows in their recall weights.
+        aggregator: Gradient in the aggregator's parameters, summed over these tasks.
+        values: What to remember of the tasks, unless it is their rows.
+    """
+
+    losses: Float[Tensor, " task"]
+    support_losses: Float[Tensor, "task step"]
+    theta: Params
+    rates: Params
+    weights: Float[Tensor, "task m"] | None
+    aggregator: list[Tensor]
+    values: Params
+
+
+class OuterStep(NamedTuple):
+    """The result of an outer step; nothing has been changed yet.
+
+    Attributes:
+        losses: Outer losses of the B tasks.
+        support_losses: Support losses before each inner step.
+        gradients: Gradient of the mean outer loss in all meta-parameters.
+        emo_gradients: The same in EMO's parameters, by name; those it does not reach are left out.
+        rows: The tasks' rows of the outer gradient, ``{name: [B, *shape]}``.
+        recall: What was recalled, for `EMO.remember`.
+        values: What to remember, for `EMO.remember`.
+    """
+
+    losses: Float[Tensor, " task"]
+    support_losses: Float[Tensor, "task step"]
+    gradients: Params
+    emo_gradients: Params
+    rows: Params
+    recall: Recall | None
+    values: Params
+
+
+def outer_step(
+    learner: Learner,
+    params: Params,
+    episode: Episode,
+    *,
+    emo: EMO | None = None,
+    batched: bool = False,
+) -> OuterStep:
+    """Adapt B tasks and return the outer gradient and what to remember (Algorithm 1 without its writes).
+
+    Args:
+        learner: The learner.
+        params: Its meta-parameters.
+        episode: B tasks.
+        emo: The memory optimizer; None is the base learner.
+        batched: Run the whole task axis in one call instead of task by task.
+    """
+    tasks = episode.support.x.shape[0]
+    theta, extras = _split(params)
+    recall = None if emo is None else _recall(emo, theta, episode)
+    base = expand(detach(theta), tasks)
+    if emo is not None and recall is not None:
+        base = emo.offset(base, recall)
+    base_leaves, extra_leaves = leaves(base), leaves(extras)
+    start = learner.start({**theta, **extra_leaves}, episode.support, base=base_leaves)
+    groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
+    solved = _merge(
+        [
+            solve(
+                learner,
+                _part(start, group),
+                _tasks(episode, group),
+                emo=emo,
+                recall=None if recall is None else slice_recall(recall, group),
+            )
+            for group in groups
+        ]
+    )
+    rows, extra_gradients = _through_start(start, solved, base_leaves, extra_leaves)
+    gradients = tree_map(lambda row: row.mean(0), rows)
+    gradients.update(tree_map(lambda g: g / tasks, extra_gradients))
+    emo_gradients: Params = {}
+    values = solved.values
+    if emo is not None and recall is not None:
+        emo_gradients = _through_recall(emo, recall, base, rows, solved)
+        if emo.policy.content == "meta":
+            values = emo.value(rows=rows)
+    return OuterStep(
+        solved.losses, solved.support_losses, gradients, emo_gradients, rows, recall, values
+    )
+
+
+def solve(
+    learner: Learner,
+    start: Start,
+    episode: Episode,
+    *,
+    emo: EMO | None = None,
+    recall: Recall | None = None,
+) -> Solved:
+    """Adapt some tasks from fresh leaves and differentiate their outer losses in these."""
+    fixed = set(learner.loop.model.buffers)
+    theta = {n: t.detach() if n in fixed else _leaf(t) for n, t in start.theta.items()}
+    rates = None if start.rates is None else {n: _leaf(r) for n, r in start.rates.items()}
+    bound, weights, shared = None, None, []
+    if emo is not None and recall is not None:
+        if recall.weights.requires_grad and not emo.consolidates:
+            weights = _leaf(recall.weights)
+            recall = recall._replace(weights=weights)
+        bound = emo.bind(recall)
+        shared = [p for p in emo.aggregator.parameters() if p.requires_grad]
+    fresh = Start(theta, rates)
+    adapted = learner.adapt(fresh, episode.support, bound=bound)
+    query = None
+    if emo is not None and emo.policy.content == "query":
+        query = _query_gradient(learner, adapted.theta, episode.query)
+    names = [n for n in theta if n not in fixed]
+    rate_leaves = list((rates or {}).values())
+    wanted = [theta[n] for n in names] + rate_leaves + ([] if weights is None else [weights])
+    losses, rows = learner.outer(fresh, adapted, episode.query, leaves=wanted + shared)
+    values: Params = {}
+    if emo is not None and emo.policy.content != "meta":
+        values = emo.value(adapted.gradients, query=query, extra=adapted.extra_values)
+    n, r = len(names), len(rate_leaves)
+    return Solved(
+        losses=losses,
+        support_losses=adapted.losses,
+        theta=dict(zip(names, rows[:n], strict=True)),
+        rates=dict(zip(rates or {}, rows[n : n + r], strict=True)),
+        weights=None if weights is None else rows[n + r],
+        aggregator=rows[len(wanted) :],
+        values=values,
+    )
+
+
+def predict(
+    learner: Learner,
+    params: Params,
+    episode: Episode,
+    *,
+    emo: EMO | None = None,
+    steps: int | None = None,
+    batched: bool = False,
+) -> list[Tensor]:
+    """Adapt on the support sets and answer the queries after every step (Algorithm 2).
+
+    The memory is only read; put ``emo`` into eval mode first. No graph is kept.
+
+    Returns:
+        Outputs ``[B, n_query, n_out]`` after 0, 1, ..., ``steps`` inner steps.
+    """
+    tasks = episode.support.x.shape[0]
+    steps = learner.loop.steps if steps is None else steps
+    with torch.no_grad():
+        theta, extras = _split(params)
+        recall = None if emo is None else _recall(emo, theta, episode)
+        base = expand(theta, tasks)
+        if emo is not None and recall is not None:
+            base = emo.offset(base, recall)
+        start = learner.start({**theta, **extras}, episode.support, base=base)
+        groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
+        answers = []
+        for group in groups:
+            bound = None
+            if emo is not None and recall is not None:
+                bound = emo.bind(slice_recall(recall, group))
+            part = _tasks(episode, group)
+            adapted = learner.adapt(
+                _part(start, group), part.support, bound=bound, steps=steps, order=0
+            )
+            answers.append(learner.outputs(adapted, part.query.x, steps=range(steps + 1)))
+    return [torch.cat(step) for step in zip(*answers, strict=True)]
+
+
+def slice_recall(recall: Recall, group: slice) -> Recall:
+    """Take the recall of some of its tasks."""
+    notes = None if recall.notes is None else tree_map(lambda v: v[group], recall.notes)
+    return recall._replace(
+        keys=recall.keys[group],
+        slots=recall.slots[group],
+        distances=recall.distances[group],
+        weights=recall.weights[group],
+        values=tree_map(lambda v: v[group], recall.values),
+        generations=recall.generations[group],
+        active=recall.active[group],
+        notes=notes,
+    )
+
+
+def _recall(emo: EMO, theta: Params, episode: Episode) -> Recall:
+    keys = emo.encode(episode.support, detach(theta))
+    return emo.recall(
+        keys,
+        support=episode.support,
+        params=detach(theta),
+        domain=episode.domain,
+        index=episode.index,
+    )
+
+
+def _query_gradient(learner: Learner, theta: Params, query: Batch) -> Params:
+    """Differentiate the query loss at theta_S in theta_S itself."""
+    end = tree_map(_leaf, theta)
+    loop = learner.loop
+    with torch.enable_grad():
+        losses = loop.loss(loop.model.at(loop.steps)(end, query.x), query.y)
+        return task_gradients(losses, select(end, loop.names(end)))
+
+
+def _through_start(
+    start: Start, solved: Solved, base: Params, extras: Params
+) -> tuple[Params, Params]:
+    """Carry the rows at the starts back to ``theta`` per task and to the learner's other parameters."""
+    ends = [(start.theta[n], row) for n, row in solved.theta.items()]
+    ends += [((start.rates or {})[n], row) for n, row in solved.rates.items()]
+    ends = [(end, row) for end, row in ends if end.requires_grad]
+    inputs = [*base.values(), *extras.values()]
+    found = torch.autograd.grad(
+        [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
+    )
+    full = [
+        torch.zeros_like(leaf) if g is None else g for leaf, g in zip(inputs, found, strict=True)
+    ]
+    rows = dict(zip(base, full[: len(base)], strict=True))
+    return rows, dict(zip(extras, full[len(base) :], strict=True))
+
+
+def _through_recall(emo: EMO, recall: Recall, base: Params, rows: Params, solved: Solved) -> Params:
+    """Carry the rows at recall weights and offsets back to the key network and the slot keys."""
+    tasks = recall.keys.shape[0]
+    gradients: Params = {}
+    trained = [n for n, p in emo.aggregator.named_parameters() if p.requires_grad]
+    for name, gradient in zip(trained, solved.aggregator, strict=True):
+        gradients[f"aggregator.{name}"] = gradient / tasks
+    ends = [(base[n], row / tasks) for n, row in rows.items() if base[n].requires_grad]
+    if solved.weights is not None:
+        ends.append((recall.weights, solved.weights / tasks))
+    if not ends:
+        return gradients
+    named = {n: p for n, p in emo.named_parameters() if p.requires_grad and n not in gradients}
+    inputs = list(named.values())
+    if recall.slot_keys is not None:
+        inputs.append(recall.slot_keys)
+    found = torch.autograd.grad(
+        [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
+    )
+    gradients.update({n: g for n, g in zip(named, found, strict=False) if g is not None})
+    if recall.slot_keys is not None:
+        recall.slot_keys.grad = found[-1]
+    return gradients
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _split(params: Params) -> tuple[Params, Params]:
+    names = network_names(params)
+    theta = select(params, names)
+    return theta, {n: p for n, p in params.items() if n not in theta}
+
+
+def _part(start: Start, group: slice) -> Start:
+    rates = None if start.rates is None else tree_map(lambda r: r[group], start.rates)
+    return Start(tree_map(lambda t: t[group], start.theta), rates)
+
+
+def _tasks(episode: Episode, group: slice) -> Episode:
+    return Episode(
+        Batch(episode.support.x[group], episode.support.y[group]),
+        Batch(episode.query.x[group], episode.query.y[group]),
+    )
+
+
+def _merge(parts: Sequence[Solved]) -> Solved:
+    """Join tasks in order; what they share is summed in that order."""
+    aggregator = [torch.stack(g).sum(0) for g in zip(*(p.aggregator for p in parts), strict=True)]
+    weights = [p.weights for p in parts if p.weights is not None]
+    return Solved(
+        losses=torch.cat([p.losses for p in parts]),
+        support_losses=torch.cat([p.support_losses for p in parts]),
+        theta=cat([p.theta for p in parts]),
+        rates=cat([p.rates for p in parts]),
+        weights=torch.cat(weights) if weights else None,
+        aggregator=aggregator,
+        values=cat([p.values for p in parts]),
+    )

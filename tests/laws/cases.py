@@ -1,0 +1,164 @@
+"""Tiny problems on which every learner, aggregator and rule must obey the same laws.
+
+A new entry of a registry is a new case: the law suite needs no new code for it.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from torchemo.aggregators import AGGREGATORS
+from torchemo.build import TaskShape, build_aggregator, build_learner, remembered_shapes
+from torchemo.config import AggregatorConfig, EMOConfig, LearnerConfig, MemoryConfig, ValueConfig
+from torchemo.consolidation import SlotAdam
+from torchemo.emo import EMO
+from torchemo.encoders import TransformerKey
+from torchemo.inner import RULES
+from torchemo.learners import LEARNERS, Learner
+from torchemo.memory import EpisodicMemory
+from torchemo.models import MLP
+from torchemo.policy import Policy
+from torchemo.retrieval import Retrieval
+from torchemo.types import Batch, Episode, Params
+
+N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
+SHAPE = TaskShape("classification", (N_IN,), N_WAY)
+MODEL = MLP(N_WAY, n_in=N_IN, hidden=(4,), initializer="kaiming", activation="tanh")
+
+LEARNER_CASES = {
+    **{name: LearnerConfig(name=name) for name in LEARNERS},
+    "meta-sgd/per_tensor": LearnerConfig(name="meta-sgd", rate_shape="per_tensor"),
+    "meta-sgd/scalar": LearnerConfig(name="meta-sgd", rate_shape="scalar"),
+    "meta-sgd/rate_memory": LearnerConfig(name="meta-sgd", rate_memory=0.1),
+    "maml++/plain": LearnerConfig(name="maml++", multi_step_loss=False, learned_rates=False),
+    "maml++/first_order": LearnerConfig(name="maml++", first_order_epochs=1),
+    "reptile/minibatch": LearnerConfig(name="reptile", minibatch=2),
+}
+RULE_CASES = tuple(RULES)
+EMO_CASES = (*AGGREGATORS, "consolidate")
+RATES = {"sgd": 0.5, "momentum": 0.3, "adam": 0.1}
+
+
+class FlatEmbedder(nn.Module):
+    """Embed vectors by a fixed linear map of the inputs alone."""
+
+    dim = KEY_DIM
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = nn.Linear(N_IN, KEY_DIM, bias=False)
+        self.linear.weight.data = torch.randn(KEY_DIM, N_IN, generator=generator)
+
+    def forward(self, support: Batch, params: Params | None = None) -> Tensor:
+        return self.linear(support.x)
+
+
+def double(params: Params) -> Params:
+    return {name: p.double() for name, p in params.items()}
+
+
+def make_learner(case: str, rule: str = "sgd") -> Learner:
+    config = replace(LEARNER_CASES[case], rule=rule, inner_lr=RATES[rule], steps=STEPS)
+    if config.name == "meta-sgd":
+        config = replace(config, rate_init=(0.1 * RATES[rule], 2 * RATES[rule]))
+    return build_learner(config, MODEL, SHAPE)
+
+
+def make_params(learner: Learner, seed: int = 0) -> Params:
+    params = double(learner.init(torch.Generator().manual_seed(seed)))
+    jitter = torch.Generator().manual_seed(seed + 1)
+    # Zero biases and equal rates would hide mistakes.
+    return {
+        n: p + 0.05 * torch.randn(p.shape, generator=jitter, dtype=p.dtype)
+        for n, p in params.items()
+    }
+
+
+def make_episode(seed: int = 0, *, tasks: int = TASKS) -> Episode:
+    g = torch.Generator().manual_seed(100 + seed)
+
+    def batch(per_class: int) -> Batch:
+        y = torch.arange(N_WAY).repeat(tasks, per_class)
+        order = torch.stack([torch.randperm(y.shape[1], generator=g) for _ in range(tasks)])
+        y = y.gather(1, order)
+        x = torch.randn(*y.shape, N_IN, generator=g, dtype=torch.float64) + y[..., None]
+        return Batch(x, y)
+
+    return Episode(batch(1), batch(2), index=torch.arange(tasks))
+
+
+def make_emo(
+    case: str,
+    learner: Learner,
+    *,
+    capacity: int = SLOTS,
+    filled: bool = True,
+    weights: str = "softmax",
+    trained: bool = True,
+    **policy: object,
+) -> EMO:
+    """Build EMO with aggregator ``case`` (or consolidation) and a memory of random experiences."""
+    consolidate = case == "consolidate"
+    content = "meta" if consolidate else str(policy.pop("content", "first"))
+    config = EMOConfig(
+        memory=MemoryConfig(write="consolidate" if consolidate else "replace"),
+        value=ValueConfig(content=content, head_align=str(policy.get("head_align", "none"))),
+    )
+    shapes = remembered_shapes(config, learner)
+    kind = "sum" if consolidate else case
+    g = torch.Generator().manual_seed(3)
+    emo = EMO(
+        EpisodicMemory(
+            capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64
+        ),
+        Retrieval(K, weights=weights, temperature=1.0),
+        build_aggregator(
+            AggregatorConfig(kind=kind, layers=1),
+            shapes,
+            k=K,
+            steps=STEPS,
+            head=MODEL.head,
+            seed=0,
+        ),
+        encoder=TransformerKey(
+            FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8
+        ),
+        policy=Policy(
+            content=content,
+            write="consolidate" if consolidate else "replace",
+            slots=SlotAdam(lr=0.1, key_lr=0.1),
+            n_way=N_WAY,
+            **{"memory_steps": "all", **policy},
+        ),
+        head=MODEL.head,
+    ).double()
+    if trained:
+        perturb(emo, g)
+    if filled and capacity:
+        fill(emo, shapes, g, notes=_notes(emo, g))
+    return emo
+
+
+def perturb(emo: EMO, generator: torch.Generator) -> None:
+    """Move every parameter of the aggregator, so that zero-initialised gates do not hide anything."""
+    with torch.no_grad():
+        for p in emo.aggregator.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+
+
+def fill(emo: EMO, shapes, generator: torch.Generator, *, notes: Params | None = None) -> None:
+    n = emo.memory.capacity
+    randn = lambda *s: torch.randn(*s, generator=generator, dtype=torch.float64)  # noqa: E731
+    keys = nn.functional.normalize(randn(n, KEY_DIM), dim=1)
+    lead = (n, STEPS) if emo.policy.content == "per_step" else (n,)
+    emo.memory.write(keys, {m: 0.3 * randn(*lead, *s) for m, s in shapes.items()}, notes=notes)
+
+
+def _notes(emo: EMO, generator: torch.Generator) -> Params:
+    n = emo.memory.capacity
+    if emo.policy.head_align != "hungarian":
+        return {}
+    return {
+        "prototypes": torch.randn(n, N_WAY, KEY_DIM, generator=generator, dtype=torch.float64)
+    }
