@@ -38,7 +38,8 @@ def episodes(step, tasks=6, n=5):
 
 
 def in_double(episode):
-    support, query = (Batch(part.x.double(), part.y.double()) for part in episode[:2])
+    both = (episode.support, episode.query)
+    support, query = (Batch(part.x.double(), part.y.double()) for part in both)
     return Episode(support, query, episode.domain)
 
 

@@ -189,6 +189,7 @@ def build_emo(
             warmup=memory.warmup,
             novelty=memory.novelty,
             rekey_every=memory.rekey_every,
+            key_gradient=config.key.training == "outer",
             control=value.control,
             seed=seed,
         ),

@@ -118,7 +118,8 @@ class EMO(nn.Module):
         """
         if self.encoder is None:
             raise ConfigError("this EMO has no key encoder.", hint="Pass encoder=... or own keys.")
-        return self.encoder(support, params)
+        with torch.set_grad_enabled(self.policy.key_gradient and torch.is_grad_enabled()):
+            return self.encoder(support, params)
 
     def recall(
         self,
@@ -138,7 +139,7 @@ class EMO(nn.Module):
             domain: Tags to remember with the tasks, for analysis.
             index: Episode numbers; recall dropout is a function of them.
         """
-        recall = self.retrieval(
+        recall: Recall = self.retrieval(
             self.memory,
             keys,
             active=self._active(keys.shape[0], index),
@@ -366,7 +367,7 @@ class EMO(nn.Module):
         saved = state_dict.get(f"{prefix}warm_keys")
         if saved is not None:
             self.warm_keys = self.warm_keys.new_zeros(saved.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _column(flags: Tensor, like: Tensor) -> Tensor:
@@ -375,7 +376,7 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
 
 def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
     """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
-    size = value.flatten(2).norm(dim=2).clamp_min(torch.finfo(value.dtype).tiny)
-    limit = factor * own.detach().flatten(1).norm(dim=1)[:, None]
+    size = torch.linalg.vector_norm(value.flatten(2), dim=2).clamp_min(torch.finfo(value.dtype).tiny)
+    limit = factor * torch.linalg.vector_norm(own.detach().flatten(1), dim=1)[:, None]
     scale = (limit / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

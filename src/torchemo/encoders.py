@@ -7,7 +7,7 @@ set, nor on the other tasks of the batch.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar, final, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torchemo.models.conv4 import Conv4
 from torchemo.tree import check_same_structure, expand
 from torchemo.types import Batch, Model, Params
 
+Network: TypeAlias = Callable[[Params, Tensor], Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -62,14 +63,8 @@ class OwnConv(nn.Module):
     """Embed pictures with a Conv-4 of the key network's own: 4 blocks, global mean, linear.
 
     Reading: the paper writes the image encoder as the learner's f_theta, yet a 64-d embedding needs
-    another head (A1). This is a separate network, which normalises within each task.
-
-    Args:
-        in_channels: Channels of a picture.
-        image_size: Height and width of a picture.
-        generator: Source of the weights.
-        filters: Filters of each block.
-        dim: Size of e_i.
+    another head (A1). This is a separate network, trained with the keys; it normalises within each
+    task. ``filters`` is the width of a block, ``dim`` the size of e_i.
     """
 
     def __init__(
@@ -116,8 +111,7 @@ class FrozenRandom(nn.Module):
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support.x [B, n, C, H, W]``."""
-        embedded: Tensor = self.conv(support)
-        return embedded
+        return self.conv.forward(support)
 
 
 @final
@@ -133,7 +127,8 @@ class SharedTrunk(nn.Module):
         self.model = model
         # A throw-away draw: the widths are a fact of the network, not of its weights.
         drawn = model.init(Generator())
-        self.trunk = {name: p.shape for name, p in drawn.items() if name not in model.head}
+        not_read = {*model.head, *model.buffers}
+        self.trunk = {name: p.shape for name, p in drawn.items() if name not in not_read}
         self.linear = _linear(drawn[model.head[0]].shape[-1], dim, generator=generator)
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
@@ -146,9 +141,8 @@ class SharedTrunk(nn.Module):
         theta = {name: params[name] for name in self.trunk if name in params}
         check_same_structure(self.trunk, theta, what="trunk of the learner", leading=0)
         with torch.no_grad():
-            features = _few_at_a_time(self.model.features, theta, support.x)
-        embedded: Tensor = self.linear(features)
-        return embedded
+            features = _few_at_a_time(self.model.features, params, support.x)
+        return F.linear(features, self.linear.weight, self.linear.bias)
 
 
 @final
@@ -163,8 +157,7 @@ class PairEmbedder(nn.Module):
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``x [B, n, ...]`` with ``y [B, n]`` or ``[B, n, y_dim]``."""
-        embedded: Tensor = self.linear(_pairs(support, *self.sizes))
-        return embedded
+        return F.linear(_pairs(support, *self.sizes), self.linear.weight, self.linear.bias)
 
 
 @final
@@ -306,10 +299,8 @@ class StatisticsKey(nn.Module):
         if y_dim is not None:
             return _pairs(support, x_dim, y_dim)
         if support.x.ndim != 5 or support.x.shape[2] != x_dim:
-            raise ShapeError(
-                f"support pictures should have shape [B, n, {x_dim}, H, W],"
-                f" got {list(support.x.shape)}."
-            )
+            got = list(support.x.shape)
+            raise ShapeError(f"support pictures should be [B, n, {x_dim}, H, W], got {got}.")
         pixels = support.x.flatten(3)
         return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=-1)
 
@@ -322,8 +313,7 @@ class StatisticsKey(nn.Module):
         centred = embedded - mean[:, None]
         covariance = centred.transpose(1, 2) @ centred / embedded.shape[1]
         spread = covariance.diagonal(dim1=1, dim2=2).sqrt()
-        width = mean.shape[1]
-        row, column = torch.triu_indices(width, width, offset=1)
+        row, column = torch.triu_indices(mean.shape[1], mean.shape[1], offset=1)
         keys = torch.cat([mean, spread, covariance[:, row, column]], dim=1)
         return _checked_keys(keys, unit=self.unit)
 
@@ -349,18 +339,18 @@ def class_means(
 
 
 def _check_support(support: Batch) -> None:
-    if support.x.ndim < 3 or support.x.shape[1] == 0 or support.x.shape[:2] != support.y.shape[:2]:
+    x, y = support
+    if x.ndim < 3 or x.shape[1] == 0 or x.shape[:2] != y.shape[:2]:
         raise ShapeError(
             "support set: expected x [B, n, ...] and y [B, n, ...] with n > 0,"
-            f" got {list(support.x.shape)} and {list(support.y.shape)}."
+            f" got {list(x.shape)} and {list(y.shape)}."
         )
-    for part, values in zip(("inputs", "targets"), support, strict=True):
-        bad = ~values.flatten(1).isfinite().all(1)
-        if bad.any():
-            raise DataError(
-                f"support set of task {int(bad.nonzero()[0])}: its {part} hold NaN or infinity.",
-                hint="Look for damaged files, or for a division by zero in the preparation.",
-            )
+    bad = ~(x.flatten(1).isfinite().all(1) & y.flatten(1).isfinite().all(1))
+    if bad.any():
+        raise DataError(
+            f"support set of task {int(bad.nonzero()[0])}: it holds NaN or infinity.",
+            hint="Look for damaged files, or for a division by zero in the preparation.",
+        )
 
 
 def _checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
@@ -369,8 +359,8 @@ def _checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
     bad = ~keys.isfinite().all(1)
     if bad.any():
         raise DataError(
-            f"the key of task {int(bad.nonzero()[0])} is not finite.",
-            hint="Weights of the key network that are not finite, or a key of length zero.",
+            f"key of task {int(bad.nonzero()[0])}: it holds NaN or infinity.",
+            hint="The key network has weights that are not finite, or the key has length zero.",
         )
     return keys
 
@@ -385,12 +375,10 @@ def _pairs(support: Batch, x_dim: int, y_dim: int) -> Tensor:
     return torch.cat([x, y.to(x.dtype)], dim=-1)
 
 
-def _few_at_a_time(
-    network: Callable[[Params, Tensor], Tensor], weights: Params, x: Tensor
-) -> Tensor:
-    # On a CPU, maps of more than some twenty pictures fall out of the cache: up to three times slower.
+def _few_at_a_time(network: Network, weights: Params, x: Tensor) -> Tensor:
+    # On a CPU the maps of more than some twenty pictures fall out of the cache: 3 times slower.
     tasks = max(1, 20 // x.shape[1]) if x.device.type == "cpu" else x.shape[0]
-    return torch.cat([network(expand(weights, len(part)), part) for part in x.split(tasks)])
+    return torch.cat([network(expand(weights, len(part)), part) for part in torch.split(x, tasks)])
 
 
 def _token(*shape: int, generator: Generator) -> nn.Parameter:
@@ -398,23 +386,20 @@ def _token(*shape: int, generator: Generator) -> nn.Parameter:
 
 
 def _linear(in_features: int, out_features: int, *, generator: Generator) -> nn.Linear:
-    return _drawn(nn.Linear(in_features, out_features, device="meta"), generator)
+    linear = _drawn(nn.Linear(in_features, out_features, device="meta"), generator)
+    # Without a bias the LayerNorm that follows would hide the scale of the inputs.
+    nn.init.normal_(linear.bias, generator=generator)
+    return linear
 
 
 def _drawn(module: AnyModule, generator: Generator) -> AnyModule:
     """Give a module built on the meta device its weights; torch's own draws would be global."""
     module.to_empty(device="cpu")
-    for part in module.modules():
-        if isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)
-        elif isinstance(part, nn.MultiheadAttention):
-            nn.init.xavier_uniform_(part.in_proj_weight, generator=generator)
-            nn.init.zeros_(part.in_proj_bias)
-        elif isinstance(part, nn.Linear):
-            bound = 1 / math.sqrt(part.in_features)
-            nn.init.uniform_(part.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(part.bias, -bound, bound, generator=generator)
+    for name, p in module.named_parameters():
+        if p.ndim > 1:
+            nn.init.xavier_uniform_(p, generator=generator)
+        else:
+            nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return module
 
 

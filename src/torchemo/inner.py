@@ -128,12 +128,18 @@ class Adapted(NamedTuple):
         losses: Support losses before each step.
         gradients: Support gradients g_0, ..., g_{S-1} of the adapted tensors, before any recall.
         extra_values: What the learner wants remembered beside the gradients, ``{name: [B, ...]}``.
+        support_x: What the tasks were adapted on, for networks that normalise a query with it.
+        statistics: Normalisation statistics seen at inner steps, for networks that keep running ones.
+        evaluation: Adapted without a graph, with stored normalisation statistics.
     """
 
     path: tuple[Params, ...]
     losses: Float[Tensor, "task step"]
     gradients: tuple[Params, ...]
     extra_values: Params = MappingProxyType({})  # type: ignore[assignment]
+    support_x: Tensor | None = None
+    statistics: dict[int, Params] = MappingProxyType({})  # type: ignore[assignment]
+    evaluation: bool = False
 
     @property
     def theta(self) -> Params:
@@ -230,7 +236,9 @@ def _differentiable(theta: Params, names: Sequence[str]) -> Params:
     (Proto-MAML's head is a function of the body): inner gradients are partial derivatives.
     """
     fresh = {
-        n: theta[n].view_as(theta[n]) if theta[n].requires_grad else theta[n].detach().requires_grad_()
+        n: theta[n].view_as(theta[n])
+        if theta[n].requires_grad
+        else theta[n].detach().requires_grad_()
         for n in names
     }
     return {**theta, **fresh}

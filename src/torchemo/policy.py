@@ -36,6 +36,7 @@ class Policy:
         warmup: Batches before consolidated slots are seeded from past keys.
         novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
         rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
+        key_gradient: Whether the outer loss may train the key network through softmax weights (A3).
         control: ``random_values`` stores random directions of the same norm instead of the values.
         seed: Seed of recall dropout, of the controls and of the slot seeding.
     """
@@ -53,6 +54,7 @@ class Policy:
     warmup: int = 100
     novelty: float | None = None
     rekey_every: int | None = None
+    key_gradient: bool = True
     control: Control = "none"
     seed: int = 0
 

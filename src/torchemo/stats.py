@@ -295,27 +295,17 @@ def class_bootstrap(
     """Return the mean with an interval for *new classes*, by resampling the classes of the tasks.
 
     Ten thousand tasks drawn from twenty classes are still twenty classes. In each resample class c
-    counts n_c times (C draws from C classes) and a task's weight is the first-order form of the
-    product of its classes' counts, 1 + (C - 1) / (C - n_way) sum_c (n_c - 1); the factor undoes that
-    a task draws its classes without replacement. The percentiles are those of the expanded
-    percentile interval, which for few classes are as wide as Student's t asks for.
+    counts n_c times (C draws from C) and a task weighs 1 + (C - 1) / (C - n_way) sum_c (n_c - 1);
+    the factor undoes that a task draws its classes without replacement. The percentiles are those
+    of the expanded percentile interval: for few classes as wide as Student's t asks for.
 
-    Reading: the product itself is the textbook weight, but with 5 classes per task its variance
+    Reading: the textbook weight is the product of the n_c, but with 5 classes per task its variance
     drowns the answer. Its linear form counts the variance within classes about n_way times, so the
     interval is a little long when tasks are few. Give the tasks of one domain at a time.
-
-    Args:
-        values: One number per task.
-        classes: Class ids of each task.
-        seed: Seed of the draws.
-        resamples: Number of draws.
     """
     x, ids = _checked(values, at_least=2), np.asarray(classes)
     if ids.ndim != 2 or len(ids) != len(x):
-        raise ShapeError(
-            f"expected class ids [{len(x)}, n_way], got shape {list(ids.shape)}.",
-            hint="Give the n_way class ids of every task, in the order of the scores.",
-        )
+        raise ShapeError(f"expected class ids [{len(x)}, n_way], got shape {list(ids.shape)}.")
     present, columns = np.unique(ids, return_inverse=True)
     n_way, C = ids.shape[1], len(present)
     if n_way >= C:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchemo.emo import EMO
 from torchemo.inner import task_gradients
 from torchemo.learners.learner import Learner, network_names
+from torchemo.models.norm import update_running
 from torchemo.tree import cat, detach, expand, leaves, select, tree_map
 from torchemo.types import Batch, Episode, Params, Recall, Start
 
@@ -31,6 +32,7 @@ class Solved(NamedTuple):
         weights: Rows in their recall weights.
         aggregator: Gradient in the aggregator's parameters, summed over these tasks.
         values: What to remember of the tasks, unless it is their rows.
+        statistics: Normalisation statistics seen at inner steps.
     """
 
     losses: Float[Tensor, " task"]
@@ -40,6 +42,7 @@ class Solved(NamedTuple):
     weights: Float[Tensor, "task m"] | None
     aggregator: list[Tensor]
     values: Params
+    statistics: dict[int, Params]
 
 
 class OuterStep(NamedTuple):
@@ -53,6 +56,7 @@ class OuterStep(NamedTuple):
         rows: The tasks' rows of the outer gradient, ``{name: [B, *shape]}``.
         recall: What was recalled, for `EMO.remember`.
         values: What to remember, for `EMO.remember`.
+        buffers: Running normalisation statistics after this step, where the network keeps them.
     """
 
     losses: Float[Tensor, " task"]
@@ -62,6 +66,7 @@ class OuterStep(NamedTuple):
     rows: Params
     recall: Recall | None
     values: Params
+    buffers: Params
 
 
 def outer_step(
@@ -103,6 +108,7 @@ def outer_step(
         ]
     )
     rows, extra_gradients = _through_start(start, solved, base_leaves, extra_leaves)
+    rows = {n: row for n, row in rows.items() if n not in learner.loop.model.buffers}
     gradients = tree_map(lambda row: row.mean(0), rows)
     gradients.update(tree_map(lambda g: g / tasks, extra_gradients))
     emo_gradients: Params = {}
@@ -111,8 +117,18 @@ def outer_step(
         emo_gradients = _through_recall(emo, recall, base, rows, solved)
         if emo.policy.content == "meta":
             values = emo.value(rows=rows)
+    buffers = select(theta, learner.loop.model.buffers)
+    for step, statistics in sorted(solved.statistics.items()):
+        buffers = update_running(buffers, statistics, step=step)
     return OuterStep(
-        solved.losses, solved.support_losses, gradients, emo_gradients, rows, recall, values
+        losses=solved.losses,
+        support_losses=solved.support_losses,
+        gradients=gradients,
+        emo_gradients=emo_gradients,
+        rows=rows,
+        recall=recall,
+        values=values,
+        buffers=buffers,
     )
 
 
@@ -128,7 +144,8 @@ def solve(
     fixed = set(learner.loop.model.buffers)
     theta = {n: t.detach() if n in fixed else _leaf(t) for n, t in start.theta.items()}
     rates = None if start.rates is None else {n: _leaf(r) for n, r in start.rates.items()}
-    bound, weights, shared = None, None, []
+    bound, weights = None, None
+    shared: list[Tensor] = []
     if emo is not None and recall is not None:
         if recall.weights.requires_grad and not emo.consolidates:
             weights = _leaf(recall.weights)
@@ -156,6 +173,7 @@ def solve(
         weights=None if weights is None else rows[n + r],
         aggregator=rows[len(wanted) :],
         values=values,
+        statistics={step: detach(seen) for step, seen in adapted.statistics.items()},
     )
 
 
@@ -264,7 +282,7 @@ def _through_recall(emo: EMO, recall: Recall, base: Params, rows: Params, solved
     if not ends:
         return gradients
     named = {n: p for n, p in emo.named_parameters() if p.requires_grad and n not in gradients}
-    inputs = list(named.values())
+    inputs: list[Tensor] = list(named.values())
     if recall.slot_keys is not None:
         inputs.append(recall.slot_keys)
     found = torch.autograd.grad(
@@ -310,4 +328,5 @@ def _merge(parts: Sequence[Solved]) -> Solved:
         weights=torch.cat(weights) if weights else None,
         aggregator=aggregator,
         values=cat([p.values for p in parts]),
+        statistics={s: cat([p.statistics[s] for p in parts]) for s in parts[0].statistics},
     )

@@ -67,7 +67,10 @@ def check_encodable(tensors: Mapping[str, Tensor], *, what: str) -> None:
 def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Raise `CheckpointError` naming the first tensor that holds NaN or infinity."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        extremes = torch.stack(tensor.detach().aminmax())  # one pass; NaN is always an extreme
+        if not bool(extremes.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
             raise CheckpointError(
                 f"{what}: tensor '{name}' should be finite,"

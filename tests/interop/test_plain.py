@@ -14,6 +14,7 @@ from tests.interop.problem import (
     assert_same_meta_gradient,
     collect,
     episode,
+    learned_emo,
     library_step,
     mse,
     nearest_by_hand,
@@ -145,6 +146,15 @@ def test_apply_adds_the_mean_of_the_recalled_gradients_to_grad():
             assert not p.grad.requires_grad
 
 
+def test_apply_keeps_no_graph_of_a_learned_aggregator():
+    emo, net = learned_emo(), network()
+    own = backward(net, 0)
+    apply_(emo, net, recall_of(emo), task=0)
+    for name, p in net.named_parameters():
+        assert not p.grad.requires_grad
+        assert not torch.equal(p.grad, own[name])
+
+
 def test_apply_serves_any_optimizer_of_torch():
     emo = sum_emo()
     recall, mean = recall_of(emo), recalled_mean(emo, 1)
@@ -273,7 +283,7 @@ def test_an_empty_memory_takes_any_names():
     assert torch.equal(got["any"], grads["any"])
 
 
-@pytest.mark.parametrize("names", [None, NAMES[:3], (NAMES[0],) * 4, (*NAMES, "more")])
+@pytest.mark.parametrize("names", [None, NAMES[:3], (NAMES[0],) * 4, (*NAMES, NAMES[0])])
 def test_lists_need_one_name_for_each_gradient(names):
     with pytest.raises(ShapeError, match="4 gradients need as many different names"):
         as_task(list(network().parameters()), names=names)

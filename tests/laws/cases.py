@@ -109,9 +109,7 @@ def make_emo(
     kind = "sum" if consolidate else case
     g = torch.Generator().manual_seed(3)
     emo = EMO(
-        EpisodicMemory(
-            capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64
-        ),
+        EpisodicMemory(capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64),
         Retrieval(K, weights=weights, temperature=1.0),
         build_aggregator(
             AggregatorConfig(kind=kind, layers=1),
@@ -121,9 +119,7 @@ def make_emo(
             head=MODEL.head,
             seed=0,
         ),
-        encoder=TransformerKey(
-            FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8
-        ),
+        encoder=TransformerKey(FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8),
         policy=Policy(
             content=content,
             write="consolidate" if consolidate else "replace",
@@ -159,6 +155,4 @@ def _notes(emo: EMO, generator: torch.Generator) -> Params:
     n = emo.memory.capacity
     if emo.policy.head_align != "hungarian":
         return {}
-    return {
-        "prototypes": torch.randn(n, N_WAY, KEY_DIM, generator=generator, dtype=torch.float64)
-    }
+    return {"prototypes": torch.randn(n, N_WAY, KEY_DIM, generator=generator, dtype=torch.float64)}

@@ -27,7 +27,9 @@ def outer_loss(learner, params, episode, emo):
         weights = [0.0, *step_weights(learner.loop.steps, learner.epoch)]
     else:
         weights = [0.0] * learner.loop.steps + [1.0]
-    losses = [w * cross_entropy(out, episode.query.y) for w, out in zip(weights, answers, strict=True)]
+    losses = [
+        w * cross_entropy(out, episode.query.y) for w, out in zip(weights, answers, strict=True)
+    ]
     return float(torch.stack(losses).sum(0).mean())
 
 

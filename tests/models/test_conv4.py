@@ -259,15 +259,18 @@ def test_running_statistics_are_collected_while_training_and_used_when_stored():
     assert torch.equal(trained, Conv4(3, filters=2, image_size=16)(params, x))
     assert list(sink) == list(model.buffers)
     assert all(value.shape == (2, 2) for value in sink.values())
-    stored = {
-        n: torch.stack([torch.full_like(sink[n], 7.0), sink[n]], dim=1) if n in sink else p
-        for n, p in params.items()
-    }
-    count = 6 * 16 * 16
-    stored["norm1.var"] = stored["norm1.var"] * (count - 1) / count
-    first_layer = model.at(1, stored=True)(stored, x)
-    assert not torch.allclose(first_layer, model.at(0, stored=True)(stored, x))
-    torch.testing.assert_close(first_layer, trained, rtol=0.3, atol=0.3)
+    stored = dict(params)
+    for i, side in enumerate(model.maps[:4], start=1):
+        biased = 1 - 1 / (6 * side**2)
+        for name, value in (
+            (f"norm{i}.mean", sink[f"norm{i}.mean"]),
+            (f"norm{i}.var", sink[f"norm{i}.var"] * biased),
+        ):
+            stored[name] = torch.stack([torch.full_like(value, 7.0), value], dim=1)
+    used = model.at(1, stored=True)(stored, x)
+    torch.testing.assert_close(used, trained, rtol=1e-12, atol=1e-12)
+    assert torch.equal(used, model.at(9, stored=True)(stored, x))
+    assert not torch.allclose(used, model.at(0, stored=True)(stored, x))
 
 
 def test_a_model_at_a_step_is_still_the_same_model():

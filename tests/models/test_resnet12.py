@@ -96,7 +96,7 @@ def test_names_cover_every_tensor_and_running_statistics_are_collected():
 
 
 def test_kernels_are_kaiming_normal_by_fan_out():
-    w = ResNet12(5, channels="narrow").init(generator_for(0))["block2.conv2.weight"]
+    w = ResNet12(5, channels="narrow").init(generator_for(0))["block2.conv1.weight"]
     assert w.std().item() == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.01)
 
 

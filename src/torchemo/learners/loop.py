@@ -12,6 +12,7 @@ from torchemo.emo import Bound
 from torchemo.errors import ConfigError
 from torchemo.inner import SGD, Adapted, Forward, Rule, adapt, descend, rate_at
 from torchemo.losses import cross_entropy
+from torchemo.models.norm import predict_with_support
 from torchemo.types import Batch, Loss, Model, Params, Start
 
 
@@ -84,14 +85,17 @@ class InnerLoop:
         steps = self.steps if steps is None else steps
         order = self.order if order is None else order
         start = self._opened(start, bound)
-        forward: Forward = self._network(stored=order == 0)
+        statistics: dict[int, Params] = {}
+        forward: Forward = self._network(statistics, stored=order == 0)
         inputs = support
         if self.adapts == "head":
             # The trunk does not move: one forward pass serves all steps.
             with torch.set_grad_enabled(order > 0):
-                features = self._features(start.theta, support.x, stored=order == 0)
+                features = self._at(0, statistics, stored=order == 0).features(
+                    start.theta, support.x
+                )
             forward, inputs = self._head, Batch(features, support.y)
-        return adapt(
+        adapted = adapt(
             forward,
             start,
             inputs if minibatch is None else lambda s: _minibatch(inputs, s, minibatch),
@@ -102,15 +106,24 @@ class InnerLoop:
             order=order,
             direction=None if bound is None else bound.direction,
         )
+        return adapted._replace(support_x=support.x, statistics=statistics, evaluation=order == 0)
 
-    def outputs(
-        self, adapted: Adapted, x: Tensor, *, steps: Sequence[int], stored: bool = False
-    ) -> list[Tensor]:
+    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
         """Answer ``x`` with the parameters after each of the given numbers of inner steps."""
+        if (
+            getattr(self.model, "bn", None) == "per_query_with_support"
+            and adapted.support_x is not None
+        ):
+            return [
+                predict_with_support(self.model, adapted.path[s], adapted.support_x, x)
+                for s in steps
+            ]
+        stored = adapted.evaluation
         if self.adapts == "head":
-            features = self._features(adapted.path[0], x, stored=stored)
+            trunk = self._at(max(steps), adapted.statistics, stored=stored)
+            features = trunk.features(adapted.path[0], x)
             return [self.model.classify(adapted.path[s], features) for s in steps]
-        network = self._network(stored=stored)
+        network = self._network(adapted.statistics, stored=stored)
         return [network(adapted.path[s], x, s) for s in steps]
 
     def losses(self, adapted: Adapted, query: Batch) -> Float[Tensor, " task"]:
@@ -127,11 +140,14 @@ class InnerLoop:
         rates = rate_at(start.rates, 0)
         return start._replace(theta=descend(start.theta, known, lr=self.rule.lr, rates=rates))
 
-    def _network(self, *, stored: bool) -> Forward:
-        return lambda theta, x, step: self.model.at(step, stored=stored)(theta, x)
+    def _network(self, statistics: dict[int, Params], *, stored: bool) -> Forward:
+        return lambda theta, x, step: self._at(step, statistics, stored=stored)(theta, x)
 
-    def _features(self, theta: Params, x: Tensor, *, stored: bool) -> Tensor:
-        return self.model.at(0, stored=stored).features(theta, x)
+    def _at(self, step: int, statistics: dict[int, Params], *, stored: bool) -> Model:
+        """Return the network of an inner step, noting its batch statistics if it averages them."""
+        if stored or not self.model.buffers or step in statistics:
+            return self.model.at(step, stored=stored)
+        return self.model.at(step, sink=statistics.setdefault(step, {}))
 
     def _head(self, theta: Params, features: Tensor, step: int) -> Tensor:
         return self.model.classify(theta, features)

@@ -1,0 +1,47 @@
+# Everything from a fresh machine: `make demo` and `make test` set up what they need; a second call is fast.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Real pictures for studies and slow tests, where they lie beside the project.
+export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+# Two test processes with one thread each beat one with two.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+.PHONY: help setup demo test unit slow lint clean
+
+help:
+	@echo "make setup   install torchemo and its tools into $(VENV)"
+	@echo "make demo    MAML against MAML with memory on the embedded tasks"
+	@echo "make test    lint, types, import contract, all tests"
+	@echo "make unit    the fast tests only (under two minutes)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q -c constraints.txt -e . --group dev
+	touch $@
+
+demo: setup
+	$(BIN)/torchemo demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(PYTEST) -m "not slow"
+
+slow: setup
+	$(PYTEST) -m slow
+
+test: lint unit slow
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

@@ -1,0 +1,96 @@
+"""Evaluation on fixed tasks: the memory is read, never written (Algorithm 2)."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from torchemo.emo import EMO
+from torchemo.learners.learner import Learner
+from torchemo.losses import accuracy
+from torchemo.step import predict
+from torchemo.types import Episode, Params
+
+
+class Scores(NamedTuple):
+    """Per-task results on fixed tasks.
+
+    Attributes:
+        loss: Query loss after 0, 1, ..., S inner steps.
+        accuracy: Share of right answers after each step, or None for regression.
+        domain: Where the tasks come from, -1 if unknown.
+        episode: Which episodes they are.
+    """
+
+    loss: Float[Tensor, "task step"]
+    accuracy: Float[Tensor, "task step"] | None
+    domain: Int[Tensor, " task"]
+    episode: Int[Tensor, " task"]
+
+
+def evaluate(
+    learner: Learner,
+    params: Params,
+    episodes: Iterable[Episode],
+    *,
+    emo: EMO | None = None,
+    steps: int | None = None,
+    batched: bool = False,
+) -> Scores:
+    """Adapt to every task and score its queries after every inner step.
+
+    Args:
+        learner: The learner.
+        params: Its meta-parameters.
+        episodes: Batches of tasks.
+        emo: The memory optimizer; it is put into eval mode for the time being.
+        steps: Inner steps, by default those of training.
+        batched: Run each batch of tasks in one call.
+    """
+    training = emo.training if emo is not None else False
+    if emo is not None:
+        emo.eval()
+    try:
+        parts = [_score(learner, params, e, emo, steps, batched) for e in episodes]
+    finally:
+        if emo is not None:
+            emo.train(training)
+    accuracies = [part.accuracy for part in parts if part.accuracy is not None]
+    return Scores(
+        loss=torch.cat([part.loss for part in parts]),
+        accuracy=torch.cat(accuracies) if accuracies else None,
+        domain=torch.cat([part.domain for part in parts]),
+        episode=torch.cat([part.episode for part in parts]),
+    )
+
+
+def batches(
+    sample: Callable[[int, int], Episode], *, tasks: int, size: int = 4
+) -> Iterable[Episode]:
+    """Cut episodes 0 .. ``tasks`` - 1 of a sampler ``(start, count) -> Episode`` into batches."""
+    return (sample(start, min(size, tasks - start)) for start in range(0, tasks, size))
+
+
+def _score(
+    learner: Learner,
+    params: Params,
+    episode: Episode,
+    emo: EMO | None,
+    steps: int | None,
+    batched: bool,
+) -> Scores:
+    answers = predict(learner, params, episode, emo=emo, steps=steps, batched=batched)
+    y = episode.query.y
+    tasks = y.shape[0]
+    right = None
+    if not y.is_floating_point():
+        right = torch.stack([accuracy(out, y) for out in answers], 1)
+    unknown = torch.full((tasks,), -1)
+    return Scores(
+        loss=torch.stack([learner.loop.loss(out, y) for out in answers], 1),
+        accuracy=right,
+        domain=unknown if episode.domain is None else episode.domain,
+        episode=unknown if episode.index is None else episode.index,
+    )

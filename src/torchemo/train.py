@@ -1,0 +1,165 @@
+"""The outer loop: Adam on what is learned, `remember` on what is remembered (Eq. 3, Algorithm 1)."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.emo import EMO
+from torchemo.errors import ConfigError, Diverged
+from torchemo.learners.learner import Learner
+from torchemo.recognition import SelfRecognition
+from torchemo.rng import generator_for
+from torchemo.step import outer_step
+from torchemo.tree import is_finite
+from torchemo.types import Episode, Params, Recall
+
+
+@final
+@dataclass(frozen=True)
+class OuterConfig:
+    """The outer loop's own choices."""
+
+    lr: float = 1e-3
+    """beta, the outer rate (A11). The paper prints 0.01."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
+    clip: float | None = 10.0
+    """Largest norm of the gradient of each group: the learner, and memory with keys."""
+    recognition_after: float = 0.2
+    """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"the outer rate should be above 0, got {self.lr}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip should be None or above 0, got {self.clip}.")
+
+
+class StepReport(NamedTuple):
+    """What one outer step did.
+
+    Attributes:
+        iteration: Which step it was, from 0.
+        losses: Outer losses of its tasks.
+        gradient_norm: Norm of the learner's meta-gradient before clipping.
+        recall: What was recalled.
+        recognition_loss: Loss of the key network's own training, if there is one.
+    """
+
+    iteration: int
+    losses: Float[Tensor, " task"]
+    gradient_norm: float
+    recall: Recall | None
+    recognition_loss: float | None
+
+
+@final
+class Trainer:
+    """Meta-training as a sequence of steps; the caller brings the tasks.
+
+    Args:
+        learner: The learner.
+        emo: The memory optimizer, or None for the base learner.
+        config: The outer loop's choices.
+        recognition: Training of the key network by self-recognition.
+        seed: Seed of the initialisation.
+        batched: Run the tasks of a step in one call.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        emo: EMO | None = None,
+        config: OuterConfig | None = None,
+        recognition: SelfRecognition | None = None,
+        seed: int = 0,
+        batched: bool = False,
+    ) -> None:
+        self.learner = learner
+        self.emo = emo
+        self.config = OuterConfig() if config is None else config
+        self.recognition = recognition
+        self.batched = batched
+        self.iteration = 0
+        drawn = learner.init(generator_for(seed, "learner"))
+        self.params: Params = {n: p.requires_grad_() for n, p in drawn.items()}
+        kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
+        self.learned = {n: p for n, p in self.params.items() if n not in learner.loop.model.buffers}
+        groups = [{"params": list(self.learned.values())}]
+        self.emo_learned = self._emo_learned()
+        if self.emo_learned:
+            groups.append({"params": list(self.emo_learned.values())})
+        self.optimizer: torch.optim.Optimizer = kind(groups, lr=self.config.lr)
+
+    def _emo_learned(self) -> dict[str, Tensor]:
+        if self.emo is None:
+            return {}
+        # Keys that learn to recognise their own task have an optimizer of their own.
+        keys = "encoder." if self.recognition is not None else None
+        return {
+            n: p
+            for n, p in self.emo.named_parameters()
+            if p.requires_grad and not (keys and n.startswith(keys))
+        }
+
+    def step(self, episode: Episode) -> StepReport:
+        """Take one outer step on B tasks: adapt, learn, remember.
+
+        Raises:
+            Diverged: A loss or gradient is not finite; nothing has been changed.
+        """
+        learner = self.learner.scheduled(self.iteration)
+        result = outer_step(learner, self.params, episode, emo=self.emo, batched=self.batched)
+        self._refuse_divergence(result.losses, result.rows, episode)
+        norm = self._descend(self.learned, result.gradients)
+        self._descend(self.emo_learned, result.emo_gradients)
+        self.optimizer.step()
+        for name, buffer in result.buffers.items():
+            self.params[name].data.copy_(buffer)
+        recognition_loss = self._train_keys(episode)
+        if self.emo is not None and result.recall is not None:
+            self._remember(self.emo, result.recall, result.values)
+        report = StepReport(self.iteration, result.losses, norm, result.recall, recognition_loss)
+        self.iteration += 1
+        return report
+
+    def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
+        empty = len(emo.memory) == 0
+        emo.remember(recall, values, params=self.params)
+        seeded = emo.consolidates and empty and len(emo.memory) > 0
+        if seeded and self.recognition is not None:
+            self.recognition.slow_down(self.config.recognition_after)
+
+    def _train_keys(self, episode: Episode) -> float | None:
+        if self.recognition is None:
+            return None
+        return self.recognition.step(episode, self.params)
+
+    def _descend(self, tensors: dict[str, Tensor], gradients: Params) -> float:
+        """Hand a group's gradient to the optimizer, clipped by the group's own norm."""
+        for name, tensor in tensors.items():
+            tensor.grad = gradients[name].clone() if name in gradients else None
+        if not tensors or self.config.clip is None:
+            return float(_norm(gradients))
+        return float(torch.nn.utils.clip_grad_norm_(list(tensors.values()), self.config.clip))
+
+    def _refuse_divergence(self, losses: Tensor, rows: Params, episode: Episode) -> None:
+        finite = losses.isfinite() & is_finite(rows)
+        if bool(finite.all()):
+            return
+        bad = int((~finite).nonzero()[0])
+        name = bad if episode.index is None else int(episode.index[bad])
+        raise Diverged(
+            f"outer step {self.iteration}: task {name} has a non-finite loss or gradient.",
+            hint="Lower the inner or the outer rate; nothing was changed by this step.",
+        )
+
+
+def _norm(gradients: Params) -> Tensor:
+    if not gradients:
+        return torch.zeros(())
+    return torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
