@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchemo.alignment import align_heads, match_classes
+from torchemo.errors import ConfigError
 from torchemo.losses import cross_entropy
 from torchemo.rng import generator_for
 from torchemo.types import Recall
@@ -119,6 +120,13 @@ def test_only_the_head_is_permuted():
 def test_nothing_recalled_is_nothing_to_align():
     recall = recall_of({"w": torch.zeros(1, 0, 3, dtype=DTYPE)}, torch.zeros(1, 0, 3, 2))
     assert align_heads(recall, randn(1, 3, 2), head=("w",)) is recall
+
+
+@pytest.mark.parametrize("notes", [None, {}, {"domain": torch.zeros(1, 2)}])
+def test_a_memory_without_prototypes_cannot_be_aligned(notes):
+    recall = recall_of({"w": randn(1, 2, 3)}, randn(1, 2, 3, 2))._replace(notes=notes)
+    with pytest.raises(ConfigError, match="prototypes"):
+        align_heads(recall, randn(1, 3, 2), head=("w",))
 
 
 # -- the closed form of A7 ---------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def embedder(name, seed=0):
     g = generator_for(seed, "embedder")
     if name == "shared":
         return SharedTrunk(LEARNER, generator=g, dim=DIM)
-    if name == "pair":
+    if name == "pairs":
         return PairEmbedder(2, 1, generator=g, dim=DIM)
     return EMBEDDERS[name](3, SIZE, generator=g, filters=4, dim=DIM)
 
@@ -63,17 +63,17 @@ def transformer(name="own", seed=0, **options):
 
 def build(encoder, name):
     if encoder == "statistics":
-        return StatisticsKey(2, 1) if name == "pair" else StatisticsKey(3)
+        return StatisticsKey(2, 1) if name == "pairs" else StatisticsKey(3)
     return transformer(name) if encoder == "transformer" else MeanKey(embedder(name)).double()
 
 
 CASES = [(e, n) for e in ("transformer", "mean") for n in EMBEDDERS]
-CASES += [("statistics", "own"), ("statistics", "pair")]
+CASES += [("statistics", "own"), ("statistics", "pairs")]
 every_encoder = pytest.mark.parametrize(("encoder", "name"), CASES)
 
 
 def data_for(name):
-    return pairs() if name == "pair" else pictures()
+    return pairs() if name == "pairs" else pictures()
 
 
 def choose(batch, order):
@@ -244,7 +244,7 @@ def gradients(encoder, support, params=None):
     return {name: p.grad for name, p in encoder.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["own", "pair"])
+@pytest.mark.parametrize("name", ["own", "pairs"])
 def test_gradient_reaches_every_weight_of_a_trained_key_network(name):
     found = gradients(transformer(name), data_for(name))
     # The key bias of attention and a conv bias before normalisation cannot change the output.
@@ -368,7 +368,7 @@ def test_targets_that_are_not_finite_are_refused_too():
     support = pairs()
     support.y[2, 0] = float("nan")
     with pytest.raises(DataError, match="support set of task 2"):
-        build("mean", "pair")(support)
+        build("mean", "pairs")(support)
 
 
 def test_a_key_that_is_not_finite_is_refused_with_its_task():

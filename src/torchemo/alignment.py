@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from torchemo.errors import ConfigError
 from torchemo.types import Params, Recall
 
 _FEW = factorial(6)
@@ -57,8 +58,13 @@ def align_heads(
         head: Names of the head tensors.
         class_axis: Axis of a recalled head value ``[B, m, ...]`` that counts classes.
     """
-    if recall.m == 0 or recall.notes is None:
+    if recall.m == 0:
         return recall
+    if recall.notes is None or "prototypes" not in recall.notes:
+        raise ConfigError(
+            "head alignment: the memory holds no class prototypes of its tasks.",
+            hint="Fill the memory with head alignment switched on from the start.",
+        )
     order = match_classes(prototypes, recall.notes["prototypes"].to(prototypes.dtype))
     values: Params = dict(recall.values)
     for name in head:

@@ -376,7 +376,9 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
 
 def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
     """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
-    size = torch.linalg.vector_norm(value.flatten(2), dim=2).clamp_min(torch.finfo(value.dtype).tiny)
+    size = torch.linalg.vector_norm(value.flatten(2), dim=2).clamp_min(
+        torch.finfo(value.dtype).tiny
+    )
     limit = factor * torch.linalg.vector_norm(own.detach().flatten(1), dim=1)[:, None]
     scale = (limit / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

@@ -32,7 +32,6 @@ class Embedder(Protocol):
 
     def __call__(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support``; ``params`` are the learner's meta-parameters (no task axis)."""
-        ...
 
 
 @runtime_checkable
@@ -43,19 +42,15 @@ class KeyEncoder(Protocol):
 
     def __call__(self, support: Batch, params: Params | None = None) -> Tensor:
         """Return the keys ``[B, dim]``; ``params`` are the learner's meta-parameters."""
-        ...
 
     def embed(self, support: Batch, params: Params | None = None) -> Tensor:
         """Return the embeddings e_i ``[B, n, e]`` that the keys are made of."""
-        ...
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
         """Return the mean e_i of each class, ``[B, n_way, e]`` (what heads are aligned on)."""
-        ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the weights by name, as ``nn.Module`` does."""
-        ...
 
 
 @final
@@ -129,7 +124,8 @@ class SharedTrunk(nn.Module):
         drawn = model.init(Generator())
         not_read = {*model.head, *model.buffers}
         self.trunk = {name: p.shape for name, p in drawn.items() if name not in not_read}
-        self.linear = _linear(drawn[model.head[0]].shape[-1], dim, generator=generator)
+        width = drawn[model.head[0]].shape[-1]
+        self.linear = _drawn(nn.Linear(width, dim, device="meta"), generator)
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support.x`` at theta = ``params {name: [*shape]}`` (no task axis)."""
@@ -153,7 +149,7 @@ class PairEmbedder(nn.Module):
         super().__init__()
         self.dim = dim
         self.sizes = (x_dim, y_dim)
-        self.linear = _linear(x_dim + y_dim, dim, generator=generator)
+        self.linear = _drawn(nn.Linear(x_dim + y_dim, dim, device="meta"), generator)
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``x [B, n, ...]`` with ``y [B, n]`` or ``[B, n, y_dim]``."""
@@ -218,8 +214,7 @@ class TransformerKey(nn.Module):
     def train(self, mode: bool = True) -> "TransformerKey":
         """Set the mode of all parts but the transformer, whose modes mean the same (no dropout)."""
         super().train(mode)
-        # Its evaluation mode would swap in a fused kernel that rounds differently, and the key of a
-        # task would depend on whether gradients are on.
+        # In evaluation mode a fused kernel would round keys differently when gradients are off.
         self.transformer.train()
         return self
 
@@ -234,9 +229,9 @@ class TransformerKey(nn.Module):
         if self.labels is not None:
             check_labels(support.y, len(self.labels), what="support labels")
             tokens = tokens + self.labels[support.y]
-        cls = self.cls.expand(tokens.shape[0], 1, self.dim)
-        out = self.transformer(torch.cat([cls, tokens], dim=1))[:, 0]
-        return _checked_keys(self.norm(out), unit=self.unit)
+        cls = self.cls.expand(len(tokens), 1, self.dim)
+        out = self.transformer(torch.cat([cls, tokens], dim=1))
+        return _checked_keys(self.norm(out[:, 0]), unit=self.unit)
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
         """Return the mean e_i of each class."""
@@ -245,12 +240,7 @@ class TransformerKey(nn.Module):
 
 @final
 class MeanKey(nn.Module):
-    """Use the mean of the e_i as the key: what Eq. 4 gives without a Transformer.
-
-    Args:
-        embedder: Gives e_i.
-        unit: Put keys on the unit sphere.
-    """
+    """Use the mean of the e_i as the key, on the unit sphere if ``unit``: Eq. 4 without a Transformer."""
 
     def __init__(self, embedder: Embedder, *, unit: bool = True) -> None:
         super().__init__()
@@ -385,21 +375,19 @@ def _token(*shape: int, generator: Generator) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(shape[-1]))
 
 
-def _linear(in_features: int, out_features: int, *, generator: Generator) -> nn.Linear:
-    linear = _drawn(nn.Linear(in_features, out_features, device="meta"), generator)
-    # Without a bias the LayerNorm that follows would hide the scale of the inputs.
-    nn.init.normal_(linear.bias, generator=generator)
-    return linear
-
-
 def _drawn(module: AnyModule, generator: Generator) -> AnyModule:
     """Give a module built on the meta device its weights; torch's own draws would be global."""
     module.to_empty(device="cpu")
-    for name, p in module.named_parameters():
-        if p.ndim > 1:
-            nn.init.xavier_uniform_(p, generator=generator)
-        else:
-            nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.reset_parameters()
+        elif isinstance(part, nn.MultiheadAttention):
+            nn.init.xavier_uniform_(part.in_proj_weight, generator=generator)
+            nn.init.zeros_(part.in_proj_bias)
+        elif isinstance(part, nn.Linear):
+            bound = 1 / math.sqrt(part.in_features)
+            for p in part.parameters():
+                nn.init.uniform_(p, -bound, bound, generator=generator)
     return module
 
 
@@ -407,6 +395,6 @@ EMBEDDERS = {
     "own": OwnConv,
     "shared": SharedTrunk,
     "frozen_random": FrozenRandom,
-    "pair": PairEmbedder,
+    "pairs": PairEmbedder,
 }
 ENCODERS = {"transformer": TransformerKey, "mean": MeanKey, "statistics": StatisticsKey}

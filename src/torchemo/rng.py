@@ -6,11 +6,12 @@ state to save, and nothing depends on batch size, worker or resume point.
 
 import hashlib
 from operator import index
+from typing import SupportsIndex
 
 import torch
 
 
-def seed_for(seed: int, *path: int | str) -> int:
+def seed_for(seed: SupportsIndex, *path: SupportsIndex | str) -> int:
     """Derive a 63-bit seed from ``seed`` and ``path``.
 
     Example:
@@ -26,7 +27,7 @@ def seed_for(seed: int, *path: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def generator_for(seed: int, *path: int | str) -> torch.Generator:
+def generator_for(seed: SupportsIndex, *path: SupportsIndex | str) -> torch.Generator:
     """Return a fresh CPU generator that depends on ``seed`` and ``path`` alone.
 
     Torch seeds it with the low 32 bits, so among n paths about n^2 / 2^33 pairs share their draws.

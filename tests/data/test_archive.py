@@ -29,7 +29,7 @@ def test_packed_and_stored_members_give_the_same_bytes(zipped, picture, compress
 
 def test_system_and_hidden_files_are_passed_over(zipped):
     path = zipped(
-        {"wren/1.png": 1, "__MACOSX/wren/._1.png": b"", ".cache/2.png": b"", "wren/.3.png": b""}
+        {"wren/1.png": 1, "__MACOSX/wren/1.png": b"", ".cache/2.png": b"", "wren/.3.png": b""}
     )
     assert [folders for folders, _ in list_zip(path)] == [("wren",)]
 
@@ -43,6 +43,7 @@ def test_system_and_hidden_files_are_passed_over(zipped):
         ("C:/evil.png", "is not a plain relative path"),
         ("wren\\evil.png", "is not a plain relative path"),
         ("wren/more.zip", "is an archive itself"),
+        ("wren/more.tar.gz", "is an archive itself"),
     ],
 )
 def test_members_that_could_land_elsewhere_or_hide_more_are_refused(zipped, member, reason):
@@ -132,6 +133,10 @@ def test_an_archive_with_the_long_form_of_the_table_of_contents_is_read(
             archive.writestr(f"wren/{i}.png", picture(i))
     assert b"PK\x06\x07" in (tmp_path / "a.zip").read_bytes()
     assert [p.read() for _, p in list_zip(tmp_path / "a.zip")] == [picture(i) for i in range(3)]
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    short = data.index(b"PK\x05\x06")
+    data[short + 12 : short + 16] = bytes(4)
+    (tmp_path / "a.zip").write_bytes(data)
     with pytest.raises(DataError, match="table of contents"):
         list_zip(tmp_path / "a.zip", caps=Caps(directory_bytes=100))
 

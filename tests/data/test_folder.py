@@ -22,7 +22,7 @@ def test_pictures_come_sorted_with_the_folders_above_them(tree, picture):
 
 def test_hidden_files_and_other_files_are_passed_over(tree):
     root = tree({"wren/a.png": 1, "wren/.b.png": 2, "wren/notes.txt": b"", ".git/c.png": 3})
-    (root / "__MACOSX").mkdir()
+    tree({"__MACOSX/d.png": 4})
     assert [folders for folders, _ in list_folder(root)[0]] == [("wren",)]
 
 
@@ -45,6 +45,12 @@ def test_unusual_names_survive(tree, picture, name):
     assert found.read() == picture(1)
 
 
+def test_a_class_folder_may_be_a_link(tree, tmp_path):
+    root = tree({"wren/a.png": 1})
+    (root / "jay").symlink_to(tree({"b.png": 2}, name="elsewhere"), target_is_directory=True)
+    assert [folders for folders, _ in list_folder(root)[0]] == [("jay",), ("wren",)]
+
+
 def test_a_circle_of_links_ends(tree):
     root = tree({"wren/a.png": 1})
     (root / "wren" / "again").symlink_to(root, target_is_directory=True)
@@ -53,7 +59,7 @@ def test_a_circle_of_links_ends(tree):
 
 def test_a_picture_that_is_no_ordinary_file_or_is_gone_is_refused_by_name(tree):
     root = tree({"wren/a.png": 1})
-    (root / "wren" / "b.png").symlink_to("/dev/zero")
+    (root / "wren" / "b.png").symlink_to(os.devnull)
     (root / "wren" / "c.png").symlink_to(root / "nowhere")
     pictures = [picture for _, picture in list_folder(root)[0]]
     with pytest.raises(DataError, match=r"b\.png: is no ordinary file"):

@@ -37,16 +37,23 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def fresh(base, tmp_path):
+def fresh(base, ram):
     """Make a new copy of the run for every trial."""
 
     def copy():
-        run = tmp_path / "run"
+        run = ram / "run"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(base, run)
         return run
 
     return copy
+
+
+@pytest.fixture(autouse=True)
+def _no_real_sync(monkeypatch):
+    """A `Tap` knows what is synced; hundreds of trials need not wait for the device."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *args: None)
 
 
 def calls_of(action, run):
@@ -147,27 +154,30 @@ def test_an_error_at_any_call_of_a_pruning_is_told_or_keeps_more(fresh):
     calls = calls_of(act, fresh())
     for at, (name, _) in enumerate(calls, start=1):
         run = fresh()
-        with Tap(at, problem=errno.EIO) as tap:
+        told = None
+        with Tap(at, problem=errno.EIO):
             try:
                 act(run)
             except ResourceError as error:
-                assert "cannot tidy up" in error.message
-            else:
-                assert name in ("open", *READS), tap.calls[at - 1]
-                assert len(published(run)) == 2
+                told = error.message
+        if told is None:
+            assert name in ("open", *READS)
+            assert len(published(run)) == 2
+        else:
+            assert "cannot tidy up" in told
         assert_sound(run, (2,))
         assert_can_go_on(run)
 
 
 @pytest.mark.parametrize("action", [save_3, save_3_and_prune])
-def test_a_power_cut_at_any_call_leaves_the_old_state_or_the_new(fresh, tmp_path, action):
+def test_a_power_cut_at_any_call_leaves_the_old_state_or_the_new(fresh, ram, action):
     total, cuts = len(calls_of(action, fresh())), 0
     for at in range(1, total + 2):
         run = fresh()
         with Tap(at) as tap:
             action(run)
         assert tap.dead == (at <= total)
-        for copy in power_cuts(run, tap, tmp_path):
+        for copy in power_cuts(run, tap, ram):
             cuts += 1
             assert_sound(copy, (2, 3) if tap.dead else (3,))
             sweep(copy)

@@ -1,4 +1,5 @@
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -93,6 +94,7 @@ def test_the_users_module_is_neither_changed_nor_followed():
     first = lifted({n: 2 * p for n, p in params.items()}, x)
     assert all(torch.equal(p, before[n]) for n, p in module.named_parameters())
     nn.init.zeros_(module[0].weight)
+    assert torch.equal(lifted.init(generator_for(0))["0.weight"], before["0.weight"])
     assert torch.equal(lifted({n: 2 * p for n, p in params.items()}, x), first)
 
 
@@ -161,6 +163,18 @@ def test_a_buffer_written_in_the_forward_pass_does_not_reach_the_next_task():
     out = lifted(params, x)
     assert torch.equal(out[0], out[1])
     assert torch.equal(lifted(params, x), out)
+
+
+def test_nothing_of_a_call_is_kept_alive():
+    lifted = lift(small(), "2")
+    params = expand(lifted.init(generator_for(0)), 1)
+    features = torch.rand(1, 4, 8)
+    x = torch.rand(1, 4, 3)
+    lifted(params, x)
+    lifted.classify(params, features)
+    kept = [weakref.ref(features), weakref.ref(x)]
+    del features, x
+    assert [ref() for ref in kept] == [None, None]
 
 
 @pytest.mark.parametrize(

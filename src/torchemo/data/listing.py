@@ -3,11 +3,13 @@
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
 
 from numpy.typing import NDArray
 
 from torchemo.data.decode import Box, PictureForm, PictureKind, Resample, decode, inspect
+from torchemo.data.index import ClassIndex
 from torchemo.errors import DataError
 
 SPLIT_FOLDERS = {
@@ -71,6 +73,28 @@ class Listing:
     def total(self) -> int:
         """How many pictures there are."""
         return sum(len(c.pictures) for c in self.classes)
+
+
+def listing_of(index: ClassIndex, *, name: str) -> Listing:
+    """List an image set that is already in memory or packed, to pack, resize or check it."""
+    return Listing(
+        tuple(
+            ListedClass(
+                class_name,
+                tuple(Picture(f"{name}[{row}]", partial(_row, index, int(row))) for row in rows),
+                split,
+                domain,
+            )
+            for class_name, split, domain, rows in zip(
+                index.class_names,
+                index.class_split,
+                index.class_domain,
+                map(index.images_of, range(len(index.class_names))),
+                strict=True,
+            )
+        ),
+        "image set",
+    )
 
 
 def join(listings: Sequence[Listing]) -> Listing:
@@ -155,6 +179,11 @@ def arrange(
         for folders, (own, split, name) in meaning.items()
     ]
     return tuple(sorted(classes, key=lambda c: (c.domain, c.name, c.split or "")))
+
+
+def _row(index: ClassIndex, row: int) -> NDArray[Any]:
+    pixels: NDArray[Any] = index.images[row].transpose(1, 2, 0)
+    return pixels
 
 
 def _attempt(picture: Picture, form: PictureForm) -> NDArray[Any] | DataError:

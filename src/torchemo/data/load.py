@@ -8,8 +8,9 @@ from torchemo.data.archive import list_zip
 from torchemo.data.decode import Resample
 from torchemo.data.folder import list_folder
 from torchemo.data.index import ClassIndex
-from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for
+from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for, listing_of
 from torchemo.data.npz import list_npz
+from torchemo.data.packed import is_packed, open_packed
 from torchemo.data.splits import SplitFile, Splits, assign, read_split_file, schemes_for
 from torchemo.errors import DataError, ResourceError
 
@@ -28,7 +29,8 @@ def load(
     """Read an image set into memory, whatever its form.
 
     Args:
-        path: A folder of class folders, a zip archive of one, an ``.npz``, or a published layout.
+        path: A folder of class folders, a zip archive of one, an ``.npz``, a packed set (opened as a
+            memory map where nothing else is asked for), or a published layout.
         image_size: Side of the pictures; by default the size they have, which must then be the same.
         channels: 1 or 3; by default that of the first picture.
         splits: Where the splits come from; by default see `find`.
@@ -40,6 +42,12 @@ def load(
     Raises:
         DataError: Something cannot be read, by name and with the reason.
     """
+    path = Path(path)
+    if is_packed(path) and splits is None and domain is None:
+        index = open_packed(path)
+        size = (image_size,) * 2 if image_size is not None else index.shape[1:]
+        if index.shape == (channels or index.shape[0], *size):
+            return index
     listing = find(path, splits=splits, domain=domain)
     return read(
         listing,
@@ -111,6 +119,8 @@ def read(
 
 
 def _recognise(path: Path, domain: str) -> Listing:
+    if is_packed(path):
+        return listing_of(open_packed(path), name=path.name)
     if path.is_dir():
         pictures, empty = list_folder(path)
         classes = arrange(pictures, empty=empty, domain=domain, where=str(path))

@@ -66,7 +66,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def channels_last(images: NDArray[Any]) -> NDArray[Any]:
     """Return pictures as ``[n, h, w]`` or ``[n, h, w, c]``, whichever way they were stored."""
-    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+    if images.ndim == 4 and images.shape[3] not in (1, 3):
         return images.transpose(0, 2, 3, 1)
     return images
 

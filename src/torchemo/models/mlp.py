@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Literal, final
 
 import torch
@@ -86,7 +87,7 @@ class MLP:
     def init(self, generator: torch.Generator) -> Params:
         """Draw the weights, layer by layer; biases 0."""
         draw = INITIALIZERS[self.initializer]
-        shapes = self._body_shapes() | self._head_shapes()
+        shapes = self._body_shapes | self._head_shapes
         return {
             name: (zeros if name.endswith("bias") else draw)(shape, generator)
             for name, shape in shapes.items()
@@ -99,7 +100,7 @@ class MLP:
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
         """Map ``x [B, n, n_in]`` to what the head sees, ``[B, n, f]``."""
         check_examples(x, (self.n_in,), what="MLP")
-        check_params(params, self._body_shapes(), tasks=x.shape[0], what="MLP")
+        check_params(params, self._body_shapes, tasks=x.shape[0], what="MLP")
         for i in range(len(self.hidden)):
             x = ACTIVATIONS[self.activation](task_linear(params, x, layer=f"layer{i + 1}"))
         return x
@@ -107,13 +108,15 @@ class MLP:
     def classify(self, params: Params, features: Tensor) -> Float[Tensor, "task n out"]:
         """Apply the head to ``features [B, n, f]``."""
         check_examples(features, (self.n_features,), what="MLP head")
-        check_params(params, self._head_shapes(), tasks=features.shape[0], what="MLP head")
+        check_params(params, self._head_shapes, tasks=features.shape[0], what="MLP head")
         return task_linear(params, features, layer="head")
 
     def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "MLP":
         """Return this network: it is the same at every inner step."""
         return self
 
+    # Cached: in a network this small the checks would cost as much as the layers.
+    @cached_property
     def _body_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for i, (inside, out) in enumerate(
@@ -123,5 +126,6 @@ class MLP:
             shapes[f"layer{i + 1}.bias"] = (out,)
         return shapes
 
+    @cached_property
     def _head_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"head.weight": (self.n_out, self.n_features), "head.bias": (self.n_out,)}

@@ -1,0 +1,160 @@
+"""Look an image set over before it is used: every trouble at once, by name."""
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+
+from torchemo.data.decode import PictureForm
+from torchemo.data.episodes import EpisodeSpec, check_fits
+from torchemo.data.index import ClassIndex, DomainSummary
+from torchemo.data.listing import Listing, Progress, decode_all
+from torchemo.data.load import find
+from torchemo.data.packed import BadPicture
+from torchemo.data.splits import Splits
+from torchemo.errors import DataError
+
+CHECK_SIZE = 84
+
+
+class SmallClass(NamedTuple):
+    """A class with fewer good pictures than a task needs."""
+
+    domain: str
+    name: str
+    images: int
+    needed: int
+
+
+class Duplicate(NamedTuple):
+    """The same pixels twice."""
+
+    first: str
+    second: str
+    first_split: str
+    second_split: str
+
+    @property
+    def across_splits(self) -> bool:
+        """Whether a picture of one split is also in another, so that results would be too good."""
+        return self.first_split != self.second_split
+
+
+@final
+@dataclass(frozen=True)
+class CheckReport:
+    """What was found in an image set.
+
+    Attributes:
+        layout: What the data was recognised as.
+        domains: Classes and good pictures, by domain.
+        bad: Pictures that cannot be used, with the reason.
+        small: Classes with fewer pictures than K + Q.
+        duplicates: Pictures with the same pixels.
+        colliding: Groups of class names that differ only in upper and lower case.
+        problems: Why N-way K-shot tasks cannot be drawn, by domain and split.
+    """
+
+    layout: str
+    domains: tuple[DomainSummary, ...]
+    bad: tuple[BadPicture, ...]
+    small: tuple[SmallClass, ...]
+    duplicates: tuple[Duplicate, ...]
+    colliding: tuple[tuple[str, ...], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the set can be used as it is: all readable, tasks fit, no picture in two splits."""
+        leaks = any(duplicate.across_splits for duplicate in self.duplicates)
+        return not (self.bad or self.problems or leaks)
+
+
+def check(
+    path: Path | str,
+    spec: EpisodeSpec,
+    *,
+    splits: Splits | None = None,
+    domain: str | None = None,
+    image_size: int | None = None,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Decode every picture of an image set and report what is wrong with it.
+
+    Args:
+        path: Any form that `torchemo.data.load.load` reads.
+        spec: The tasks that are to be drawn from it.
+        splits: As in `load`.
+        domain: As in `load`.
+        image_size: Size at which duplicates are compared.
+        progress: Called with (pictures done, pictures in all).
+    """
+    listing = find(path, splits=splits, domain=domain)
+    size = image_size or listing.image_size or CHECK_SIZE
+    form = PictureForm(size, size)
+    label: list[int] = []
+    bad: list[BadPicture] = []
+    duplicates: list[Duplicate] = []
+    seen: dict[bytes, tuple[str, str]] = {}
+    for number, picture, pixels in decode_all(listing, form, progress=progress):
+        if isinstance(pixels, DataError):
+            bad.append(BadPicture(picture.name, pixels.message))
+            continue
+        label.append(number)
+        split = str(listing.classes[number].split)
+        digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
+        first, first_split = seen.setdefault(digest, (picture.name, split))
+        if first != picture.name:
+            duplicates.append(Duplicate(first, picture.name, first_split, split))
+    index = _without_pixels(listing, label)
+    return CheckReport(
+        listing.layout,
+        index.summary() if index else (),
+        tuple(bad),
+        _small(index, spec) if index else (),
+        tuple(duplicates),
+        _colliding(listing),
+        _problems(index, spec) if index else ("no picture can be read.",),
+    )
+
+
+def _without_pixels(listing: Listing, label: list[int]) -> ClassIndex | None:
+    """Return an index that counts like the real one and takes no memory."""
+    if not label:
+        return None
+    return ClassIndex(
+        np.broadcast_to(np.zeros((), np.uint8), (len(label), 1, 1, 1)),
+        np.array(label),
+        [c.name for c in listing.classes],
+        [str(c.split) for c in listing.classes],
+        [c.domain for c in listing.classes],
+    )
+
+
+def _small(index: ClassIndex, spec: EpisodeSpec) -> tuple[SmallClass, ...]:
+    needed = spec.images_per_class
+    return tuple(
+        SmallClass(index.class_domain[c], index.class_names[c], int(index.counts[c]), needed)
+        for c in (index.counts < needed).nonzero()[0].tolist()
+    )
+
+
+def _colliding(listing: Listing) -> tuple[tuple[str, ...], ...]:
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for c in listing.classes:
+        groups[c.domain, c.name.casefold()].append(c.name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _problems(index: ClassIndex, spec: EpisodeSpec) -> tuple[str, ...]:
+    found = []
+    held = dict.fromkeys(zip(index.class_domain, index.class_split, strict=True))
+    for domain, split in held:
+        try:
+            check_fits(index, spec, split=split, domain=domain)
+        except DataError as error:
+            found.append(error.message)
+    return tuple(found)

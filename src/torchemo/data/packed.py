@@ -1,0 +1,300 @@
+"""Packed image sets: every picture decoded once, in one memory-mapped file with checksums.
+
+A packed set is a folder of ``images.npy`` (uint8 ``[n, C, H, W]``, sorted by class) and ``index.json``
+(classes, splits, domains, SHA-256 of both files). It appears under its name only when it is complete.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchemo.data.decode import PictureForm, Resample
+from torchemo.data.index import ClassIndex
+from torchemo.data.listing import Listing, Progress, decode_all, form_for
+from torchemo.errors import DataError, ResourceError
+
+FORMAT = "torchemo-packed"
+VERSION = 1
+
+_IMAGES, _INDEX = "images.npy", "index.json"
+_MAX_INDEX_BYTES = 1 << 28
+
+
+class BadPicture(NamedTuple):
+    """A picture that cannot be used, and why."""
+
+    name: str
+    reason: str
+
+
+class PackReport(NamedTuple):
+    """What was packed: where, how many pictures and classes, and which pictures were left out."""
+
+    path: Path
+    images: int
+    classes: int
+    skipped: tuple[BadPicture, ...]
+
+
+class _Index(NamedTuple):
+    shape: tuple[int, ...]
+    names: list[str]
+    splits: list[str]
+    domains: list[str]
+    counts: list[int]
+    size: int
+    sha256: str
+
+
+def pack(
+    listing: Listing,
+    out: Path | str,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    resample: Resample = "lanczos",
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Decode listed pictures once into a packed set.
+
+    The set is written beside its final place, read back, and published by renaming: after a crash it is
+    there in full or not at all.
+
+    Args:
+        listing: What to pack; see `torchemo.data.load.find`.
+        out: The folder to make; it must not exist.
+        image_size: As in `torchemo.data.load.load`.
+        channels: As there.
+        resample: As there.
+        skip_bad: Leave out pictures that cannot be read, and name them in the report.
+        progress: Called with (pictures done, pictures in all).
+
+    Raises:
+        DataError: A picture is bad, or ``out`` exists.
+        ResourceError: The disk is full.
+    """
+    out = Path(out)
+    form = form_for(listing, image_size=image_size, channels=channels, resample=resample)
+    _check_place(out, listing.total * form.channels * form.height * form.width)
+    with _published(out) as folder:
+        counts, skipped = _write_images(
+            folder / _IMAGES, listing, form, skip_bad=skip_bad, progress=progress
+        )
+        _write_index(folder, listing, form, counts, skipped)
+        open_packed(folder)
+    return PackReport(out, sum(counts), len(counts), skipped)
+
+
+def is_packed(path: Path) -> bool:
+    """Say whether a folder is a packed set, or what is left of one."""
+    index = path / _INDEX
+    if not index.is_file():
+        return (path / _IMAGES).is_file()
+    with index.open("rb") as stream:
+        return FORMAT.encode() in stream.read(1024) or (path / _IMAGES).is_file()
+
+
+def open_packed(path: Path | str, *, verify: bool = True) -> ClassIndex:
+    """Open a packed set as a memory map.
+
+    Args:
+        path: The folder.
+        verify: Compare the checksum of the pictures, which reads all of them once.
+
+    Raises:
+        DataError: The set is damaged, incomplete or of a newer format; names the file.
+    """
+    path = Path(path)
+    index = _read_index(path)
+    _check_file(path / _IMAGES, index.size, index.sha256 if verify else None)
+    try:
+        images = np.load(path / _IMAGES, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path / _IMAGES}: cannot be mapped ({error}).") from error
+    if images.shape != index.shape or images.dtype != np.uint8:
+        raise DataError(
+            f"{path / _IMAGES}: should be uint8 of shape {list(index.shape)},"
+            f" got {images.dtype} of shape {list(images.shape)}."
+        )
+    label = np.repeat(np.arange(len(index.counts)), index.counts)
+    return ClassIndex(images, label, index.names, index.splits, index.domains)
+
+
+def _check_place(out: Path, image_bytes: int) -> None:
+    if out.exists() or out.is_symlink():
+        raise DataError(f"{out}: exists already.", hint="Choose another name, or remove it first.")
+    if not out.parent.is_dir():
+        raise DataError(f"{out.parent}: is no folder.", hint="Make it first.")
+    free = shutil.disk_usage(out.parent).free
+    if free < image_bytes:
+        raise ResourceError(
+            f"{out}: needs {image_bytes} bytes, the disk has {free} left.",
+            hint="Free some space, pack elsewhere, or choose a smaller --image-size.",
+        )
+
+
+@contextmanager
+def _published(out: Path) -> Iterator[Path]:
+    """Give a folder to write into; rename it to its final name when all went well."""
+    folder = out.parent / f".tmp-{out.name}-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        yield folder
+        _sync_folder(folder)
+        folder.rename(out)
+        _sync_folder(out.parent)
+    except OSError as error:
+        kind = (
+            ResourceError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else DataError
+        )
+        raise kind(
+            f"{out}: cannot be written ({error.strerror}).",
+            hint="Free some space or pack elsewhere.",
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_images(
+    path: Path, listing: Listing, form: PictureForm, *, skip_bad: bool, progress: Progress | None
+) -> tuple[list[int], tuple[BadPicture, ...]]:
+    counts, skipped = [0] * len(listing.classes), []
+    with path.open("wb") as stream:
+        stream.write(_header(0, form))
+        for number, picture, pixels in decode_all(listing, form, progress=progress):
+            if isinstance(pixels, DataError):
+                if not skip_bad:
+                    raise pixels
+                skipped.append(BadPicture(picture.name, pixels.message))
+                continue
+            stream.write(pixels.tobytes())
+            counts[number] += 1
+        stream.seek(0)
+        stream.write(_header(sum(counts), form))
+        _sync(stream)
+    return counts, tuple(skipped)
+
+
+def _header(images: int, form: PictureForm) -> bytes:
+    """Return the header of ``images.npy``; NumPy pads it so that its length does not depend on n."""
+    stream = io.BytesIO()
+    shape = (images, form.channels, form.height, form.width)
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    return stream.getvalue()
+
+
+def _write_index(
+    folder: Path,
+    listing: Listing,
+    form: PictureForm,
+    counts: list[int],
+    skipped: tuple[BadPicture, ...],
+) -> None:
+    images = folder / _IMAGES
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "layout": listing.layout,
+        "resample": form.resample,
+        "shape": [sum(counts), form.channels, form.height, form.width],
+        "classes": [
+            {"name": c.name, "split": c.split, "domain": c.domain, "images": n}
+            for c, n in zip(listing.classes, counts, strict=True)
+        ],
+        "skipped": [bad._asdict() for bad in skipped],
+        "files": {_IMAGES: {"bytes": images.stat().st_size, "sha256": _sha256(images)}},
+    }
+    with (folder / _INDEX).open("w", encoding="utf-8") as stream:
+        stream.write(json.dumps(content | {"sha256": _content_sha256(content)}, indent=1))
+        _sync(stream)
+
+
+def _read_index(path: Path) -> _Index:
+    file = path / _INDEX
+    try:
+        if file.stat().st_size > _MAX_INDEX_BYTES:
+            raise DataError(f"{file}: is too large to be the index of a packed set.")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read ({error}).") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError(f"{file}: is not the index of a packed set.")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise DataError(
+            f"{file}: has format version {version}, this is {VERSION}.", hint="Upgrade torchemo."
+        )
+    said = content.pop("sha256", None)
+    if said != _content_sha256(content):
+        raise DataError(
+            f"{file}: is damaged, its checksum does not fit.", hint="Pack the data again."
+        )
+    return _parse(content, file)
+
+
+def _parse(content: dict[str, Any], file: Path) -> _Index:
+    """Take what is needed from an index that may have been made by hand."""
+    try:
+        classes = content["classes"]
+        stored = content["files"][_IMAGES]
+        index = _Index(
+            tuple(int(n) for n in content["shape"]),
+            [str(c["name"]) for c in classes],
+            [str(c["split"]) for c in classes],
+            [str(c["domain"]) for c in classes],
+            [int(c["images"]) for c in classes],
+            int(stored["bytes"]),
+            str(stored["sha256"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: its entry {error} is missing or garbled.") from error
+    if min(index.counts, default=-1) < 0 or (sum(index.counts),) != index.shape[:1]:
+        raise DataError(f"{file}: its classes do not add up to its pictures.")
+    return index
+
+
+def _check_file(file: Path, size: int, digest: str | None) -> None:
+    found = file.stat().st_size if file.is_file() else 0
+    if found != size:
+        raise DataError(
+            f"{file}: is damaged (size {found}, expected {size}).", hint="Pack the data again."
+        )
+    if digest is not None and _sha256(file) != digest:
+        raise DataError(
+            f"{file}: is damaged, its checksum does not fit.", hint="Pack the data again."
+        )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _content_sha256(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

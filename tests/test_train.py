@@ -1,0 +1,139 @@
+"""The outer loop: what a step changes, what it must leave alone, and that it learns."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.laws.cases import make_emo, make_episode, make_learner
+from torchemo.build import TaskShape, build_emo, build_learner
+from torchemo.config import EMOConfig, KeyConfig, LearnerConfig, MemoryConfig, ValueConfig
+from torchemo.errors import ConfigError, Diverged
+from torchemo.models import MLP, Conv4
+from torchemo.recognition import SelfRecognition
+from torchemo.step import outer_step
+from torchemo.train import OuterConfig, Trainer
+from torchemo.types import Batch, Episode
+
+
+def trainer(case="maml", emo=None, **options):
+    made = Trainer(make_learner(case), emo=emo, **options)
+    for p in made.params.values():
+        p.data = p.data.double()
+    return made
+
+
+def test_a_step_is_one_adam_step_along_the_meta_gradient():
+    ours = trainer(config=OuterConfig(lr=0.01, clip=None))
+    theirs = {n: p.detach().clone().requires_grad_() for n, p in ours.params.items()}
+    adam = torch.optim.Adam(theirs.values(), lr=0.01)
+    for i in range(3):
+        episode = make_episode(i)
+        for name, gradient in outer_step(ours.learner, theirs, episode).gradients.items():
+            theirs[name].grad = gradient
+        adam.step()
+        ours.step(episode)
+    for name, p in theirs.items():
+        torch.testing.assert_close(ours.params[name], p, rtol=1e-13, atol=0)
+
+
+def test_training_with_an_unused_memory_equals_training_without_bit_for_bit():
+    """Clipping is per group, and Adam is per tensor: an untrained gate does not disturb the learner."""
+    plain = trainer(config=OuterConfig(clip=0.01))
+    with_emo = trainer(
+        config=OuterConfig(clip=0.01), emo=make_emo("sum", plain.learner, capacity=0)
+    )
+    for i in range(3):
+        plain.step(make_episode(i))
+        with_emo.step(make_episode(i))
+    for name, p in plain.params.items():
+        assert torch.equal(p, with_emo.params[name])
+
+
+def test_reptile_steps_by_plain_sgd_towards_the_adapted_parameters():
+    made = trainer("reptile", config=OuterConfig(lr=0.5, optimizer="sgd", clip=None))
+    before = {n: p.detach().clone() for n, p in made.params.items()}
+    rows = outer_step(made.learner, made.params, make_episode()).rows
+    made.step(make_episode())
+    for name, p in made.params.items():
+        torch.testing.assert_close(
+            p, before[name] - 0.5 * rows[name].mean(0), rtol=1e-13, atol=1e-15
+        )
+
+
+def test_a_step_remembers_its_tasks_and_trains_the_aggregator():
+    emo = make_emo("gated", make_learner("maml"), trained=False)
+    made = trainer(emo=emo)
+    gates = emo.aggregator.gate.detach().clone()
+    generation = emo.memory.ledger.generation.clone()
+    report = made.step(make_episode())
+    assert report.recall.m > 0
+    assert (emo.memory.ledger.generation - generation).sum() == 2
+    assert not torch.equal(emo.aggregator.gate, gates)
+
+
+def test_a_diverged_step_names_the_task_and_changes_nothing():
+    emo = make_emo("sum", make_learner("maml"))
+    made = trainer(emo=emo)
+    episode = make_episode()
+    poisoned = episode.query.x.clone()
+    poisoned[1] = torch.inf
+    bad = Episode(episode.support, Batch(poisoned, episode.query.y), index=torch.tensor([7, 8]))
+    before = copy.deepcopy((made.params, emo.state_dict()))
+    with pytest.raises(Diverged, match="task 8"):
+        made.step(bad)
+    assert all(torch.equal(p, before[0][n]) for n, p in made.params.items())
+    assert all(torch.equal(t, before[1][n]) for n, t in emo.state_dict().items())
+    assert made.iteration == 0
+
+
+def test_running_statistics_are_averaged_and_used_in_evaluation():
+    shape = TaskShape("classification", (1, 8, 8), 2)
+    model = Conv4(2, in_channels=1, image_size=16, filters=2, bn="per_step_running", bn_steps=3)
+    learner = build_learner(LearnerConfig(steps=2), model, shape)
+    made = Trainer(learner)
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(2).expand(2, 2).contiguous()
+    batch = lambda: Batch(torch.rand(2, 2, 1, 16, 16, generator=g), y)  # noqa: E731
+    before = {n: made.params[n].detach().clone() for n in model.buffers}
+    made.step(Episode(batch(), batch()))
+    assert model.buffers
+    for name in model.buffers:
+        rows_moved = (made.params[name] != before[name]).any(1)
+        assert rows_moved.tolist() == [
+            True,
+            True,
+            True,
+        ]  # support at steps 0 and 1, queries after 2
+        assert made.params[name].grad is None
+
+
+def test_keys_that_recognise_themselves_are_left_out_of_the_outer_optimizer():
+    shape = TaskShape("regression", (1,), 1, n_shot=5)
+    learner = build_learner(LearnerConfig(steps=1, inner_lr=0.01), MLP(1), shape)
+    key = KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8, training="self_recognition")
+    config = EMOConfig(
+        key=key,
+        memory=MemoryConfig(capacity=3, write="consolidate", warmup=2),
+        value=ValueConfig(content="meta"),
+    )
+    emo = build_emo(config, learner, shape)
+    recognition = SelfRecognition(emo.encoder, lr=1e-2)
+    made = Trainer(learner, emo=emo, recognition=recognition)
+    assert not any(n.startswith("encoder") for n in made.emo_learned)
+    g = torch.Generator().manual_seed(0)
+    batch = lambda: Batch(*torch.randn(2, 4, 5, 1, generator=g))  # noqa: E731
+    weights = [p.detach().clone() for p in emo.encoder.parameters()]
+    reports = [made.step(Episode(batch(), batch())) for _ in range(3)]
+    assert all(r.recognition_loss > 0 for r in reports)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(weights, emo.encoder.parameters(), strict=True)
+    )
+    assert len(emo.memory) == 3
+    assert recognition.lr == pytest.approx(2e-3)  # slowed down once the slots were seeded
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"clip": -1.0}])
+def test_impossible_outer_choices_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        OuterConfig(**wrong)
