@@ -3,6 +3,7 @@
 First-order MAML on sine waves. The loop is the user's own; EMO adds the lines marked [EMO]:
 recall before a batch of tasks, `apply_` between backward and step, remember after the outer step.
 A memory of capacity 0 is plain first-order MAML, so one loop trains both.
+So few iterations show how it is wired, not which of the two is better.
 """
 
 import argparse
@@ -75,8 +76,8 @@ def evaluate(net, emo, *, test_tasks, seed):
 def main():
     """Train without and with memory and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--test-tasks", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--test-tasks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for name, capacity in (("first-order MAML", 0), ("first-order MAML + EMO", 50)):

@@ -3,6 +3,7 @@
 ``vmap(grad(loss))`` already gives gradients with a leading task axis, which is EMO's own convention,
 so `EMO.combine` takes them as they are. The lines marked [EMO] are all that EMO adds to the loop.
 A memory of capacity 0 is plain MAML, so one loop trains both.
+So few iterations show how it is wired, not which of the two is better.
 """
 
 import argparse
@@ -72,8 +73,8 @@ def evaluate(theta, emo, *, test_tasks, seed):
 def main():
     """Train without and with memory and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--test-tasks", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--test-tasks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for name, capacity in (("MAML", 0), ("MAML + EMO", 50)):

@@ -168,6 +168,13 @@ def test_evaluation_without_graph_gives_the_same_direction():
         assert_close(module.eval()(grads, recall), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_the_transformer_has_six_layers_of_the_documented_size():
+    module = GateTransformer(SHAPES, generator=generator_for(0), head=HEAD)
+    layer = 4 * (64 * 64 + 64) + 2 * 64 * 128 + 128 + 64 + 4 * 64
+    beside = (64 * 64 + 64) + 64 * (1 + 2 + 4 + 2) + 2 * 64
+    assert sum(p.numel() for p in module.parameters()) == 6 * layer + beside
+
+
 def test_gate_refuses_what_it_was_not_built_for():
     grads, recall = random_case(1, 2)
     with pytest.raises(ConfigError, match="max_neighbors"):

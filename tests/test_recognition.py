@@ -235,6 +235,24 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop):
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_an_early_state_can_be_loaded_over_a_later_one():
+    recognition = SelfRecognition(encoder())
+    weights, state = copy.deepcopy((recognition.encoder.state_dict(), recognition.state_dict()))
+    first = [recognition.step(episodes(step)) for step in range(3)]
+    recognition.encoder.load_state_dict(weights)
+    recognition.load_state_dict(state)
+    assert [recognition.step(episodes(step)) for step in range(3)] == first
+
+
+def test_a_state_that_lost_its_queue_is_refused():
+    recognition = SelfRecognition(encoder())
+    recognition.step(episodes(0))
+    state = recognition.state_dict()
+    del state["queue.x"], state["queue.y"]
+    with pytest.raises(CheckpointError, match=r"queue\.x"):
+        SelfRecognition(encoder()).load_state_dict(state)
+
+
 def test_a_saved_state_is_a_copy():
     recognition = SelfRecognition(encoder())
     recognition.step(episodes(0))

@@ -70,8 +70,8 @@ class SelfRecognition:
     """Train a key network by `self_recognition_loss`, with its own Adam.
 
     The negatives are the other tasks of the batch and the last ``older`` support sets. These are
-    kept as inputs and encoded anew at every step: beside stored keys, which belong to an older
-    network, the new ones run away and collapse into one cluster.
+    kept as inputs and encoded anew, with gradients, at every step: beside stored keys, which belong
+    to an older network, or constant ones, the new keys collapse into one cluster.
 
     Args:
         encoder: The key network; its trainable weights are updated in place.

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
 from torchemo.errors import ConfigError, Diverged
 from torchemo.learners.learner import Learner
@@ -47,6 +48,7 @@ class StepReport(NamedTuple):
         gradient_norm: Norm of the learner's meta-gradient before clipping.
         recall: What was recalled.
         recognition_loss: Loss of the key network's own training, if there is one.
+        statistics: What the recall was worth.
     """
 
     iteration: int
@@ -54,6 +56,7 @@ class StepReport(NamedTuple):
     gradient_norm: float
     recall: Recall | None
     recognition_loss: float | None
+    statistics: RecallStatistics | None
 
 
 @final
@@ -121,9 +124,14 @@ class Trainer:
         for name, buffer in result.buffers.items():
             self.params[name].data.copy_(buffer)
         recognition_loss = self._train_keys(episode)
+        statistics = None
         if self.emo is not None and result.recall is not None:
-            self._remember(self.emo, result.recall, result.values)
-        report = StepReport(self.iteration, result.losses, norm, result.recall, recognition_loss)
+            memory, recall, values = self.emo.memory, result.recall, result.values
+            statistics = recall_statistics(memory, recall, values, domain=episode.domain)
+            self._remember(self.emo, recall, values)
+        report = StepReport(
+            self.iteration, result.losses, norm, result.recall, recognition_loss, statistics
+        )
         self.iteration += 1
         return report
 

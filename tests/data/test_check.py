@@ -61,7 +61,12 @@ def test_small_classes_and_what_does_not_fit_are_named(tree):
         "class 'rare' has 1 images; 1-shot + 2 query needs 3.",
     ]
     assert not report.ok
-    wide = check(tree(TREE), EpisodeSpec(3, 1, 2))
+    one_short = {f"birds/{place}": content for place, content in TREE.items()}
+    one_short |= {f"fungi/train/a/{i}.png": 500 + i for i in range(3)}
+    assert check(tree(one_short, name="two"), SPEC).problems == (
+        "domain 'fungi' has 1 classes in split 'train'; 2-way needs 2.",
+    )
+    wide = check(tree(TREE, name="wide"), EpisodeSpec(3, 1, 2))
     assert "3-way needs 3" in "".join(wide.problems)
 
 
@@ -93,15 +98,10 @@ def test_a_set_without_any_readable_picture_is_reported_and_an_unreadable_one_re
         check(tmp_path / "nothing", SPEC)
 
 
-def test_known_defects_of_real_data_are_found(real_data):
-    from torchemo.data.splits import SplitFile
-
-    report = check(
-        real_data / "textures84_10classes.zip",
-        EpisodeSpec(5, 5, 15),
-        splits=SplitFile(real_data / "splits.json", "test_only"),
-        image_size=32,
+def test_the_known_copies_in_real_data_are_found(real_data):
+    report = check(real_data / "fungi84_27classes.zip", EpisodeSpec(5, 5, 15), image_size=32)
+    assert report.domains == (
+        ("fungi84_27classes", {"train": 15, "val": 5, "test": 7}, 1620, 60, 60),
     )
-    assert not report.bad
-    assert report.problems == ()
-    assert report.domains[0].images == 1200
+    assert len(report.duplicates) == 6
+    assert (report.bad, report.small, report.problems) == ((), (), ())

@@ -119,15 +119,13 @@ def nearest_mean_accuracy(index, *, split, tasks=200):
         ("omniglot28.npz", None, (1028, 172, 423), 0.447),
         ("icons32.npz", None, (146, 36, 62), 0.571),
         ("cifar100_32.npz", "cifar_fs", (64, 16, 20), 0.327),
-        ("textures84_10classes.zip", "test_only", (0, 0, 10), 0.243),
     ],
 )
 def test_real_pictures_give_the_known_nearest_mean_accuracy(
     real_data, name, scheme, splits, accuracy
 ):
     file = None if scheme is None else SplitFile(real_data / "splits.json", scheme)
-    size = 21 if name.endswith("zip") else None
-    index = load(real_data / name, splits=file, image_size=size)
+    index = load(real_data / name, splits=file)
     (row,) = index.summary()
     assert tuple(row.classes.values()) == splits
     # The known figures are for all classes, 300 tasks; here it is 200 tasks of test classes.

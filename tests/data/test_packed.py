@@ -159,8 +159,23 @@ def test_whichever_disk_operation_fails_the_set_is_there_in_full_or_not_at_all(
         assert sorted(os.listdir(tmp_path)) == ["set"]
         if not failed:
             break
-    assert faults.names[-3:] == ["fsync", "rename", "fsync"]
-    assert nth > 15
+    order = [name for name in faults.names if name in ("fsync", "rename")]
+    assert order == ["fsync", "fsync", "fsync", "rename", "fsync"]
+    assert nth == len(faults.names) + 1
+
+
+def test_what_did_not_reach_the_disk_is_noticed_before_publishing(birds, tmp_path, monkeypatch):
+    real_fsync = os.fsync
+
+    def lose(handle):
+        real_fsync(handle)
+        for index in tmp_path.glob(".tmp-*/index.json"):
+            os.truncate(index.with_name("images.npy"), 100)
+
+    monkeypatch.setattr(os, "fsync", lose)
+    with pytest.raises(DataError, match=r"images\.npy: is damaged \(size 100"):
+        pack(birds, tmp_path / "packed")
+    assert os.listdir(tmp_path) == ["set"]
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed_and_the_file_is_named(birds, tmp_path):
@@ -169,7 +184,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed_and_the_file_is_named(birds,
     for name in ("images.npy", "index.json"):
         file = tmp_path / "packed" / name
         good = file.read_bytes()
-        places = [(chance.randrange(len(good)), 1 << chance.randrange(8)) for _ in range(300)]
+        places = [(chance.randrange(len(good)), 1 << chance.randrange(8)) for _ in range(150)]
         damaged = [good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :] for at, bit in places]
         damaged += [good[:cut] for cut in (0, 1, 8, 64, len(good) // 2, len(good) - 1)]
         for content in damaged:
@@ -211,6 +226,15 @@ def forge(folder, **changes):
         ({"classes": []}, "do not add up"),
         ({"classes": [{"name": "a", "split": "train", "domain": "d", "images": 10**15}]}, "add up"),
         ({"classes": [{"name": "a", "split": "dev", "domain": "d", "images": 9}]}, "split 'dev'"),
+        (
+            {
+                "classes": [
+                    {"name": name, "split": "train", "domain": "d", "images": images}
+                    for name, images in (("a", 10), ("b", -1))
+                ]
+            },
+            "add up",
+        ),
         ({"shape": [9, 3, 8]}, "images.npy: should be uint8 of shape"),
         ({"shape": "all"}, "missing or garbled"),
         ({"files": {"images.npy": 7}}, "missing or garbled"),
@@ -239,5 +263,9 @@ def test_what_is_left_of_a_packed_set_is_still_seen_as_one(birds, tmp_path, tree
     (tmp_path / "packed" / "images.npy").unlink()
     assert is_packed(tmp_path / "packed")
     with pytest.raises(DataError, match=r"images\.npy: is damaged \(size 0"):
+        load(tmp_path / "packed")
+    (tmp_path / "packed" / "images.npy").touch()
+    (tmp_path / "packed" / "index.json").write_text("{}")
+    with pytest.raises(DataError, match=r"index\.json: is not the index of a packed set"):
         load(tmp_path / "packed")
     assert not is_packed(tree({"wren/1.png": 1, "index.json": b"{}"}, name="other"))

@@ -113,12 +113,20 @@ class Victim:
         return [message[kind] for message in self.said if kind in message]
 
 
-def kill(folder, count, rng):
-    """Kill -9 at random times, from the start of a process to two saves later."""
-    run = folder / "run"
+def typical_times(run):
+    """Measure how long a process takes to start, and to save once and prune."""
     began = time.perf_counter()
-    Victim(lambda say: victim(run, say, steps=5) and 0).end()
-    span = (time.perf_counter() - began) * 3 / 5
+    process = Victim(lambda say: victim(run, say, steps=10) and 0)
+    process.wait_ready()
+    ready = time.perf_counter()
+    process.end()
+    return ready - began, (time.perf_counter() - ready) / 10
+
+
+def kill(folder, count, rng):
+    """Kill -9 at random times: while a process starts and resumes, or within its next two saves."""
+    run = folder / "run"
+    start, save = typical_times(run)
     seen = {
         "kills": 0,
         "lost": [],
@@ -129,9 +137,11 @@ def kill(folder, count, rng):
         "saved": 0,
     }
     newest = step_of(latest(run).path)
-    for _ in range(count):
+    for number in range(count):
         process = Victim(lambda say: victim(run, say))
-        time.sleep(rng.uniform(0, span))
+        if number % 3:
+            process.wait_ready()
+        time.sleep(rng.uniform(0, 2 * save if number % 3 else start))
         seen["kills"] += process.end(signal.SIGKILL) == -signal.SIGKILL
         seen["errors"] += process.heard("error")
         saved = process.heard("saved")
@@ -192,7 +202,7 @@ def race(folder, count, rng):
     def work(say):
         own = random.Random(os.getpid())
         held = 0
-        for _ in range(count):
+        while held < count:
             try:
                 with lock(folder):
                     os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
@@ -201,7 +211,7 @@ def race(folder, count, rng):
                     held += 1
             except ResourceError as error:
                 say({"refused": error.message})
-                time.sleep(own.uniform(0, 0.001))
+            time.sleep(own.uniform(0, 0.001))
         say({"held": held})
 
     processes = [Victim(work) for _ in range(4)]

@@ -1,10 +1,9 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from tests.interop.learn2learn_stand_in import MAML, maml_update
 from tests.interop.problem import (
     EMOS,
     LR,
@@ -92,35 +91,18 @@ def test_torch_func_may_also_take_the_outer_gradient(case):
     assert_same_meta_gradient(case, losses, found, {})
 
 
-def maml_update(model, lr, grads):
-    """What learn2learn's function of this name does: reroute every tensor of the model to p - lr g."""
-    for (name, p), g in zip(list(model.named_parameters()), grads, strict=True):
-        owner, _, leaf = name.rpartition(".")
-        model.get_submodule(owner)._parameters[leaf] = p - lr * g
-    return model
-
-
-def clone_of(net):
-    """A copy of a module whose tensors are on the graph of the original ones."""
-    clone = copy.deepcopy(net)
-    for name, p in net.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        clone.get_submodule(owner)._parameters[leaf] = p.clone()
-    return clone
-
-
 @pytest.mark.parametrize("case", EMOS)
-def test_meta_gradient_through_rerouted_modules_equals_the_outer_step(case):
+def test_meta_gradient_through_learn2learns_update_equals_the_outer_step(case):
     net, emo, tasks = network(), EMOS[case](), episode()
     recall, losses = recall_of(emo), []
     for b in range(TASKS):
-        clone = clone_of(net)
+        clone = MAML(net, lr=LR).clone()
         for step in range(STEPS):
             loss = mse(clone(tasks.support.x[b]), tasks.support.y[b])
             grads = torch.autograd.grad(loss, list(clone.parameters()), create_graph=True)
             if emo is not None:
                 grads = combine_one(emo, grads, recall, step=step, task=b, names=NAMES)
-            maml_update(clone, LR, grads)
+            maml_update(clone.module, LR, grads)
         losses.append(mse(clone(tasks.query.x[b]), tasks.query.y[b]))
     assert_same_meta_gradient(case, *collect(losses, dict(net.named_parameters()), emo))
 

@@ -123,8 +123,34 @@ def naive_description(name, x, g):
     return [*naive_sketch(name, unit), math.log(norm(x)), cosine]
 
 
+def naive_encoder(state, x, *, layers, heads=4):
+    """Pre-norm transformer with GELU on one sequence ``[t, d]``, one head and one query at a time."""
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def linear(x, name, infix="."):
+        return x @ state[f"{name}{infix}weight"].T + state[f"{name}{infix}bias"]
+
+    for i in range(layers):
+        layer = f"layers.{i}"
+        projected = linear(norm(x, f"{layer}.norm1"), f"{layer}.self_attn.in_proj", "_")
+        q, k, v = (part.chunk(heads, dim=1) for part in projected.chunk(3, dim=1))
+        attended = [
+            torch.cat([(k[h] @ row / math.sqrt(len(row))).softmax(0) @ v[h] for h, row in rows])
+            for rows in ([(h, q[h][t]) for h in range(heads)] for t in range(len(x)))
+        ]
+        x = x + linear(torch.stack(attended), f"{layer}.self_attn.out_proj")
+        hidden = linear(norm(x, f"{layer}.norm2"), f"{layer}.linear1")
+        gelu = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+        x = x + linear(gelu, f"{layer}.linear2")
+    return norm(x, "norm")
+
+
 def naive_gate_increments(module, name, own, values, distances, *, kind):
-    """Run one sequence of one tensor of one task through the module's transformer: [u_0..u_m]."""
+    """Run one sequence of one tensor of one task through a transformer of these weights: u."""
     tokens = [module.cls]
     described = [] if own is None else [(own, module.types[0], None)]
     described += [(v, module.types[1], d) for v, d in zip(values, distances, strict=True)]
@@ -134,7 +160,9 @@ def naive_gate_increments(module, name, own, values, distances, *, kind):
         if d is not None and module.distance is not None:
             token = token + d * module.distance
         tokens.append(token)
-    hidden = module.encoder((torch.stack(tokens) + module.kinds[kind])[None])[0]
+    state = module.encoder.state_dict()
+    layers = len({name.split(".")[1] for name in state if name.startswith("layers.")})
+    hidden = naive_encoder(state, torch.stack(tokens) + module.kinds[kind], layers=layers)
     w = torch.cat([module.readout[0], module.readout[1]])
     return [float(w @ torch.cat([hidden[0], h])) for h in hidden[1:]]
 

@@ -73,6 +73,14 @@ class CheckReport:
         return not (self.bad or self.problems or leaks)
 
 
+class _Survey(NamedTuple):
+    """Class of each good picture, bad pictures, and pictures seen before."""
+
+    label: list[int]
+    bad: list[BadPicture]
+    duplicates: list[Duplicate]
+
+
 def check(
     path: Path | str,
     spec: EpisodeSpec,
@@ -94,31 +102,33 @@ def check(
     """
     listing = find(path, splits=splits, domain=domain)
     size = image_size or listing.image_size or CHECK_SIZE
-    form = PictureForm(size, size)
-    label: list[int] = []
-    bad: list[BadPicture] = []
-    duplicates: list[Duplicate] = []
+    survey = _survey(listing, PictureForm(size, size), progress)
+    index = _without_pixels(listing, survey.label)
+    return CheckReport(
+        listing.layout,
+        index.summary() if index else (),
+        tuple(survey.bad),
+        _small(index, spec) if index else (),
+        tuple(survey.duplicates),
+        _colliding(listing),
+        _problems(index, spec) if index else ("no picture can be read.",),
+    )
+
+
+def _survey(listing: Listing, form: PictureForm, progress: Progress | None) -> _Survey:
+    survey = _Survey([], [], [])
     seen: dict[bytes, tuple[str, str]] = {}
     for number, picture, pixels in decode_all(listing, form, progress=progress):
         if isinstance(pixels, DataError):
-            bad.append(BadPicture(picture.name, pixels.message))
+            survey.bad.append(BadPicture(picture.name, pixels.message))
             continue
-        label.append(number)
+        survey.label.append(number)
         split = str(listing.classes[number].split)
         digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
         first, first_split = seen.setdefault(digest, (picture.name, split))
         if first != picture.name:
-            duplicates.append(Duplicate(first, picture.name, first_split, split))
-    index = _without_pixels(listing, label)
-    return CheckReport(
-        listing.layout,
-        index.summary() if index else (),
-        tuple(bad),
-        _small(index, spec) if index else (),
-        tuple(duplicates),
-        _colliding(listing),
-        _problems(index, spec) if index else ("no picture can be read.",),
-    )
+            survey.duplicates.append(Duplicate(first, picture.name, first_split, split))
+    return survey
 
 
 def _without_pixels(listing: Listing, label: list[int]) -> ClassIndex | None:

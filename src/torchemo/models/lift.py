@@ -96,7 +96,7 @@ class Lifted:
         own = dict(self.module.named_parameters())
         shapes = {name: tuple(own[name].shape) for name in self.head}
         check_params(params, shapes, tasks=features.shape[0], what="lifted head")
-        layer = self._worker(params[self.head[0]]).module.get_submodule(self.head_name)
+        layer = self._worker(params[self.head[0]]).head
         names = {name: name.rpartition(".")[2] for name in self.head}
         return torch.stack(
             [
@@ -133,15 +133,12 @@ class Lifted:
 
 @final
 class _Worker:
-    """One thread's copy of the module, with an ear at its head."""
+    """One thread's copy of the module."""
 
     def __init__(self, module: nn.Module, head_name: str) -> None:
         self.module = module
+        self.head = module.get_submodule(head_name)
         self.kind: tuple[torch.device, torch.dtype] | None = None
-        self.heard: list[tuple[Tensor, Tensor]] = []
-        module.get_submodule(head_name).register_forward_hook(
-            lambda _, args, out: self.heard.append((args[0], out))
-        )
 
     def match(self, like: Tensor) -> None:
         """Bring the module's buffers to the device and precision of the parameters."""
@@ -151,11 +148,12 @@ class _Worker:
 
     def run(self, params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Call the module on one task; returns what its head saw and said."""
-        self.heard.clear()
+        heard: list[tuple[Tensor, Tensor]] = []
         # A forward pass that writes to a buffer writes to this call's copy: nothing reaches the next task.
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        out = functional_call(self.module, {**buffers, **params}, (x,))
-        heard, self.heard = self.heard, []
+        # The hook lives as long as the call: a lasting one would keep the last graph alive.
+        with self.head.register_forward_hook(lambda _, args, out: heard.append((args[0], out))):
+            out = functional_call(self.module, {**buffers, **params}, (x,))
         if len(heard) != 1 or heard[0][1] is not out or heard[0][0].ndim != 2:
             raise ConfigError(
                 "lifted network: the head should be called once, on features [example, f], and its"

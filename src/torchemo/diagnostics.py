@@ -1,0 +1,68 @@
+"""What a recall was worth: age, likeness of domain, and how recalled and own values agree (A23, A25)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from torchemo.aggregators import weighted_sum
+from torchemo.memory import EpisodicMemory
+from torchemo.types import Params, Recall
+
+
+class RecallStatistics(NamedTuple):
+    """Means over the tasks of a batch; None where a batch cannot tell.
+
+    Attributes:
+        age: Batches since the recalled slots were written.
+        distance: Distance to them.
+        same_domain: Share of recall weight on slots of the task's own domain.
+        cosine: Cosine of the recalled mean and the task's own value, per tensor.
+        norm_ratio: Norm of the recalled mean over that of the task's own value, per tensor.
+    """
+
+    age: float | None
+    distance: float | None
+    same_domain: float | None
+    cosine: dict[str, float]
+    norm_ratio: dict[str, float]
+
+
+def recall_statistics(
+    memory: EpisodicMemory,
+    recall: Recall,
+    values: Params,
+    *,
+    domain: Int[Tensor, " task"] | None = None,
+) -> RecallStatistics:
+    """Compare what was recalled with what the tasks themselves leave behind; call before `remember`.
+
+    Args:
+        memory: The memory that was read.
+        recall: What it recalled.
+        values: The tasks' own values, of the structure of the remembered ones.
+        domain: Domains of the tasks.
+    """
+    if recall.m == 0:
+        return RecallStatistics(None, None, None, {}, {})
+    ages = (memory.ledger.iteration - memory.ledger.born[recall.slots]).double()
+    same = None
+    if domain is not None and recall.notes is not None and "domain" in recall.notes:
+        same = _share(recall.weights.detach(), recall.notes["domain"] == domain[:, None])
+    cosine, ratio = {}, {}
+    for name, own in values.items():
+        if name in recall.values and recall.values[name].shape[2:] == own.shape[1:]:
+            recalled = weighted_sum(recall.values[name], recall.weights.detach()).flatten(1)
+            cosine[name] = float(torch.cosine_similarity(recalled, own.flatten(1)).mean())
+            ratio[name] = float((_norms(recalled) / _norms(own.flatten(1)).clamp_min(1e-30)).mean())
+    return RecallStatistics(float(ages.mean()), float(recall.distances.mean()), same, cosine, ratio)
+
+
+def _share(weights: Float[Tensor, "task m"], same: Tensor) -> float | None:
+    total = float(weights.sum())
+    return float((weights * same).sum()) / total if total > 0 else None
+
+
+def _norms(rows: Tensor) -> Tensor:
+    return rows.square().sum(1).sqrt()

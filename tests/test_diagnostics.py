@@ -1,0 +1,39 @@
+"""Diagnostics of a recall against hand-made cases."""
+
+import pytest
+import torch
+
+from torchemo.diagnostics import recall_statistics
+from torchemo.memory import EpisodicMemory
+from torchemo.retrieval import Retrieval
+
+
+def remembered():
+    memory = EpisodicMemory(3, 2)
+    keys = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    values = {"w": torch.tensor([[1.0, 0.0], [0.0, 1.0]])}
+    memory.write(keys[:1], {"w": values["w"][:1]}, notes={"domain": torch.tensor([7])})
+    memory.end_batch()
+    memory.write(keys[1:], {"w": values["w"][1:]}, notes={"domain": torch.tensor([8])})
+    memory.end_batch()
+    return memory
+
+
+def test_age_distance_domain_cosine_and_norm_are_means_over_the_recall():
+    memory = remembered()
+    recall = Retrieval(2)(memory, torch.zeros(1, 2))
+    own = {"w": torch.tensor([[2.0, 0.0]])}
+    found = recall_statistics(memory, recall, own, domain=torch.tensor([7]))
+    assert found.age == 1.5  # written two batches and one batch ago
+    assert found.distance == 2.5
+    assert found.same_domain == 0.5
+    assert found.cosine["w"] == pytest.approx(0.5**0.5)
+    assert found.norm_ratio["w"] == pytest.approx(0.5**0.5 / 2)
+
+
+def test_an_empty_recall_tells_nothing():
+    memory = EpisodicMemory(3, 2)
+    found = recall_statistics(memory, Retrieval(2)(memory, torch.zeros(1, 2)), {})
+    assert found.age is None
+    assert found.same_domain is None
+    assert found.cosine == {}
