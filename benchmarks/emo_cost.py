@@ -16,8 +16,15 @@ from pathlib import Path
 import torch
 
 from torchemo.build import TaskShape, build_emo, build_learner
-from torchemo.config import AggregatorConfig, EMOConfig, KeyConfig, LearnerConfig, MemoryConfig
-from torchemo.config import RetrievalConfig, ValueConfig
+from torchemo.config import (
+    AggregatorConfig,
+    EMOConfig,
+    KeyConfig,
+    LearnerConfig,
+    MemoryConfig,
+    RetrievalConfig,
+    ValueConfig,
+)
 from torchemo.models import Conv4
 from torchemo.step import outer_step
 from torchemo.types import Batch, Episode
@@ -26,6 +33,7 @@ CAPACITY, K, TASKS = 200, 20, 4
 
 
 def episode(size: int) -> Episode:
+    """Make random pictures: the cost does not depend on what they show."""
     g = torch.Generator().manual_seed(0)
 
     def batch(per_class: int) -> Batch:
@@ -64,6 +72,7 @@ def with_key_network() -> EMOConfig:
 
 
 def filled(config: EMOConfig, learner, tasks):
+    """Build EMO with a full memory."""
     emo = build_emo(config, learner, tasks)
     theta = learner.init(torch.Generator().manual_seed(0))
     g = torch.Generator().manual_seed(1)
@@ -80,6 +89,7 @@ def filled(config: EMOConfig, learner, tasks):
 
 
 def measure(learner, params, tasks, emo) -> tuple[float, float]:
+    """Time one outer step, writes included: wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     step = outer_step(learner, params, tasks, emo=emo)
     if emo is not None:
@@ -88,6 +98,7 @@ def measure(learner, params, tasks, emo) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Measure all variants interleaved and record them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--size", type=int, default=84)
@@ -120,7 +131,9 @@ def main() -> None:
             "cpu_ratio_to_maml": statistics.median(ratios),
             "cpu_ratio_spread": [min(ratios), max(ratios)],
         }
-        print(f"{name:24s} {rows[name]['cpu_seconds']:.3f} s  x{rows[name]['cpu_ratio_to_maml']:.3f}")
+        print(
+            f"{name:24s} {rows[name]['cpu_seconds']:.3f} s  x{rows[name]['cpu_ratio_to_maml']:.3f}"
+        )
     result = {
         "what": "second-order MAML outer step with and without EMO, one thread, interleaved",
         "image_size": options.size,

@@ -297,7 +297,7 @@ def reseal(path, **changes):
 def test_a_newer_format_is_refused_with_advice(tmp_path):
     path = publish(tmp_path, 0, groups=state())
     reseal(path, format_version=2, versions={"torchemo": "9.1"}, files="in another way")
-    with refused("format 2", "torchemo 9.1", "up to 1"):
+    with refused("format 2", "torchemo '9.1'", "up to 1"):
         load(path)
 
 

@@ -313,6 +313,18 @@ def test_centres_are_the_means_of_the_clusters_on_the_sphere():
         assert torch.allclose(centre, mean, rtol=0, atol=1e-12)
 
 
+def test_more_restarts_never_spread_the_slots_worse():
+    keys = unit(40, DIM)
+
+    def spread(seed, restarts):
+        centres = key_centres(keys, 8, seed=seed, restarts=restarts)
+        return float(torch.cdist(keys, centres).min(1).values.square().sum())
+
+    one = [spread(seed, 1) for seed in range(6)]
+    ten = [spread(seed, 10) for seed in range(6)]
+    assert sum(ten) < 0.97 * sum(one)
+
+
 def test_centres_depend_on_keys_and_seed_alone():
     keys, _ = clustered()
     assert torch.equal(key_centres(keys, 5, seed=3), key_centres(keys, 5, seed=3))
@@ -460,7 +472,8 @@ def test_a_novel_task_claims_a_slot_that_starts_at_zero():
     axes = torch.eye(DIM, dtype=DTYPE)
     memory = seeded(1, capacity=3, keys=axes[:1])
     emo = consolidating(memory, novelty=1.0, slots=SlotAdam(lr=0.1))
-    emo.remember(emo.recall(axes[[0, 1]]), tree(2, seed=1))
+    near = F.normalize(axes[0] + 0.2 * axes[2], dim=0)
+    emo.remember(emo.recall(torch.stack([near, axes[1]])), tree(2, seed=1))
     assert len(memory) == 2
     assert torch.equal(memory.keys[1], axes[1])
     assert not memory.values["w"][1].any()

@@ -316,8 +316,8 @@ def _check_specs(got: Mapping[str, str], expected: Mapping[str, str], *, what: s
     for name in [*expected, *got]:
         if got.get(name) != expected.get(name):
             raise CheckpointError(
-                f"{what}: tensor '{name}' should be {expected.get(name, 'absent')},"
-                f" got {got.get(name, 'nothing')}."
+                f"{what}: tensor {name!r:.100} should be {expected.get(name, 'absent'):.100},"
+                f" got {got.get(name, 'nothing'):.100}."
             )
 
 
@@ -332,7 +332,7 @@ def _check_like(found: Manifest, like: Groups, *, what: str) -> None:
     for group, tensors in like.items():
         if group not in found.groups:
             raise CheckpointError(
-                f"{what} should have a group '{group}', got {sorted(found.groups)}."
+                f"{what} should have a group '{group}', got {', '.join(found.groups):.200}."
             )
         _check_specs(
             found.groups[group].tensors,

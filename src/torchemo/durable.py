@@ -188,7 +188,7 @@ def require_space(folder: StrPath, needed: int, *, times: int = 1) -> None:
         raise ResourceError(
             f"not enough disk space at {folder}: {times} x {megabytes(needed)} needed,"
             f" {megabytes(free)} free.",
-            hint="Free some space, or put the run on another disk with --run.",
+            hint="Free some space, or put the run on another disk.",
         )
 
 

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from torchemo.aggregator_parts import weighted_sum
-from torchemo.aggregators import Aggregator
+from torchemo.aggregators import Aggregator, weighted_sum
 from torchemo.alignment import align_heads
 from torchemo.consolidation import key_centres
 from torchemo.encoders import KeyEncoder
@@ -380,5 +379,5 @@ def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
         torch.finfo(value.dtype).tiny
     )
     limit = factor * torch.linalg.vector_norm(own.detach().flatten(1), dim=1)[:, None]
-    scale = (limit / size).clamp_max(1.0)
+    scale: Tensor = (limit / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-from torchemo.durable import StrPath
+from torchemo.durable import StrPath, sync_folder
 from torchemo.errors import ConfigError, DataError, ResourceError
 
 Event: TypeAlias = Mapping[str, Any]
@@ -54,16 +54,16 @@ class JsonLines:
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
-        with self._writing():
-            self._handle = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666
-            )
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with _writing(self.path):
+            self._handle = os.open(self.path, flags, 0o666)
             self._cut(_whole_lines(self._handle))
+            sync_folder(self.path.parent)
 
     def write(self, event: Event) -> None:
         """Append one line."""
         line = (json.dumps(plain(event), allow_nan=False) + "\n").encode()
-        with self._writing():
+        with _writing(self.path):
             end = os.fstat(self._handle).st_size
             try:
                 written = os.write(self._handle, line)
@@ -75,7 +75,7 @@ class JsonLines:
 
     def flush(self) -> None:
         """Force the file to the disk."""
-        with self._writing():
+        with _writing(self.path):
             os.fsync(self._handle)
 
     def close(self) -> None:
@@ -90,16 +90,6 @@ class JsonLines:
     def _cut(self, size: int) -> None:
         if os.fstat(self._handle).st_size > size:
             os.ftruncate(self._handle, size)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write {self.path}: {error.strerror or error}.",
-                hint="Check that the folder may be written and its disk has space, then resume the run.",
-            ) from error
 
 
 @final
@@ -192,7 +182,8 @@ def truncate_after(path: StrPath, step: int) -> int:
     kept = next((i for i, (event, _) in enumerate(events) if event["step"] > step), len(events))
     size = events[kept - 1][1] if kept else 0
     if size < place.stat().st_size:
-        os.truncate(place, size)
+        with _writing(place):
+            os.truncate(place, size)
     return len(events) - kept
 
 
@@ -217,6 +208,17 @@ def _event(line: bytes, *, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise DataError(f"{where} should be a JSON object with event and step, got {line[:60]!r}.")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {path}: {error.strerror or error}.",
+            hint="Check that the folder may be written and its disk has space, then resume the run.",
+        ) from error
 
 
 def _whole_lines(handle: int) -> int:

@@ -59,7 +59,7 @@ def latest(run: StrPath, *, strict: bool = False) -> Latest:
         try:
             verify(path)
         except CheckpointError as error:
-            if not path.is_dir():  # pruned by its writer while we were reading
+            if not os.path.lexists(path):  # pruned by its writer while we were reading
                 continue
             if strict or is_newer(path):
                 raise

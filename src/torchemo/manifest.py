@@ -104,7 +104,7 @@ def check_info(info: Mapping[str, Any]) -> None:
     for name, value in info.items():
         if name not in back or back[name] != value:
             raise CheckpointError(
-                f"info {name!r} would come back from JSON as something else than {value!r}.",
+                f"info {name!r} would come back from JSON as something else than {value!r:.100}.",
                 hint="Use str keys, lists instead of tuples, and plain numbers.",
             )
 
@@ -125,10 +125,10 @@ def parse(raw: bytes, *, what: str) -> Manifest:
             return _manifest(body, versions)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{what} is not the manifest of a torchemo checkpoint ({error!r})."
+            f"{what} is not the manifest of a torchemo checkpoint ({error!r:.200})."
         ) from error
     raise CheckpointError(
-        f"{what} has format {version}, written by torchemo {versions.get('torchemo', 'unknown')};"
+        f"{what} has format {version}, written by torchemo {versions.get('torchemo', '?')!r:.40};"
         f" this torchemo reads formats up to {FORMAT_VERSION}.",
         hint="Upgrade torchemo to open it.",
     )
@@ -158,7 +158,7 @@ def _unseal(raw: bytes, *, what: str) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{what} is not JSON ({error}).") from error
+        raise CheckpointError(f"{what} is not JSON ({error!s:.200}).") from error
     if not isinstance(body, dict):
         raise CheckpointError(f"{what} should be a JSON object, got a {type(body).__name__}.")
     return body

@@ -73,7 +73,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
         if not bool(extremes.isfinite().all()):
             bad = int((~tensor.isfinite()).sum())
             raise CheckpointError(
-                f"{what}: tensor '{name}' should be finite,"
+                f"{what}: tensor {name!r:.100} should be finite,"
                 f" got {bad} of {tensor.numel()} numbers that are NaN or infinite."
             )
 
@@ -124,7 +124,9 @@ def read_specs(handle: int, size: int, *, what: str) -> dict[str, str]:
             name: spec(DTYPES[entry["dtype"]], entry["shape"]) for name, entry in entries.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{what} is damaged: its header is malformed ({error!r}).") from error
+        raise CheckpointError(
+            f"{what} is damaged: its header is malformed ({error!r:.200})."
+        ) from error
 
 
 def _warn_of_code(start: bytes) -> str | None:

@@ -85,6 +85,8 @@ def corpus(canary, scratch):
     yield "unknown dtype", file({"w": entry([2], 0, 8, "F33")}, b"\0" * 8)
     yield "dtype of the wrong type", file({"w": entry([2], 0, 8, ["F32"])}, b"\0" * 8)
     yield "no shape", file({"w": {"dtype": "F32", "data_offsets": [0, 8]}}, b"\0" * 8)
+    yield "a long name", file({"x" * 10**6: one}, b"\0" * 8)
+    yield "a name with an escape", file({"\x1b[2J": one}, b"\0" * 8)
     yield "another shape", file({"w": entry([1, 2], 0, 8)}, b"\0" * 8)
     yield "another name", file({"x": one}, b"\0" * 8)
     yield "one more", file({"w": one, "x": entry([0], 8, 8)}, b"\0" * 8)
@@ -135,6 +137,8 @@ def manifests():
     yield "nested manifest", sealed(b'{"a":' * 100_000)
     yield "nested and closed manifest", sealed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000)
     yield "manifest of a long number", sealed(b'{"step": ' + b"9" * 10**6)
+    huge = b'{"format_version": 1, "versions": {"torchemo": [' + b"1," * 500_000 + b"1]}"
+    yield "manifest of a long version", sealed(huge)
     yield "manifest with infinity", sealed(b'{"format_version": 1e999')
     yield "manifest that is a list", b"[]\n"
     yield "manifest that is a pickle", pickle.dumps({"step": 1})

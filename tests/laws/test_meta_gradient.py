@@ -84,7 +84,7 @@ def grid():
                 yield pytest.param(case, emo_case, rule, marks=marks)
 
 
-@pytest.mark.parametrize(("case", "emo_case", "rule"), grid())
+@pytest.mark.parametrize(("case", "emo_case", "rule"), list(grid()))
 def test_meta_gradient_agrees_with_finite_differences_in_every_tensor(case, emo_case, rule):
     learner = make_learner(case, rule)
     params, episode = make_params(learner), make_episode()

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from torchemo.aggregator_coordinate import CoordinateTransformer
-from torchemo.aggregator_gate import GateTransformer
 from torchemo.aggregators import AGGREGATORS, Aggregator, Gated, Mean, Sum
+from torchemo.aggregators.coordinate import CoordinateTransformer
+from torchemo.aggregators.gate import GateTransformer
 from torchemo.controllers import CONTROLLERS, Controller
 from torchemo.emo import EMO
 from torchemo.encoders import KeyEncoder

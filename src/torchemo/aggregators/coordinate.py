@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from torchemo.aggregator_parts import (
+from torchemo.aggregators.parts import (
     Init,
     base_weights,
     check_init,

@@ -11,8 +11,8 @@ from tests.reference.aggregators import (
     naive_sketch,
     random_case,
 )
-from torchemo.aggregator_gate import CountSketch, GateTransformer
 from torchemo.aggregators import Mean, Sum
+from torchemo.aggregators.gate import CountSketch, GateTransformer
 from torchemo.errors import ConfigError, ShapeError
 from torchemo.rng import generator_for
 

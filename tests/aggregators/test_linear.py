@@ -23,7 +23,6 @@ from tests.reference.aggregators import (
     weighted_mean,
     weighted_sum,
 )
-from torchemo.aggregator_parts import check_init
 from torchemo.aggregators import (
     AGGREGATORS,
     Aggregator,
@@ -33,6 +32,7 @@ from torchemo.aggregators import (
     Mean,
     Sum,
 )
+from torchemo.aggregators.parts import check_init
 from torchemo.errors import ConfigError, ShapeError
 from torchemo.rng import generator_for
 

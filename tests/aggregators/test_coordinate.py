@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from tests.reference.aggregators import NaiveCoordinate, each_scalar, naive_features, random_case
-from torchemo.aggregator_coordinate import CoordinateTransformer, features
 from torchemo.aggregators import Mean, Sum
+from torchemo.aggregators.coordinate import CoordinateTransformer, features
 from torchemo.errors import ConfigError
 from torchemo.rng import generator_for
 

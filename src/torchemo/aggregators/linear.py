@@ -1,60 +1,14 @@
-"""Aggregators: how recalled gradients V join the gradient g of the task at hand (Eq. 7 to 10).
+"""The linear aggregators: Mean, Sum (Eq. 8, 9) and Gated."""
 
-The linear rules are here; the two realisations of the paper's Transformer aggregator are in
-`torchemo.aggregator_gate` and `torchemo.aggregator_coordinate`.
-"""
-
-from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, final, runtime_checkable
+from collections.abc import Sequence
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from torchemo.aggregator_coordinate import CoordinateTransformer as CoordinateTransformer
-from torchemo.aggregator_gate import GateTransformer as GateTransformer
-from torchemo.aggregator_parts import base_weights, mean_weights, mix, recalled_names, weighted_sum
+from torchemo.aggregators.parts import base_weights, mean_weights, mix, recalled_names, weighted_sum
 from torchemo.errors import ConfigError, ShapeError
 from torchemo.types import Params, Recall
-
-
-@runtime_checkable
-class Aggregator(Protocol):
-    """``Aggr(g, V)`` of Eq. 7: a direction with the structure of the gradient.
-
-    Tensors without recalled values go the way of `own_only`, and so does everything when nothing
-    was recalled (m = 0). `Recall.active` is the caller's business: its choice is between `forward`
-    and `own_only`.
-    """
-
-    def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
-        """Combine own and recalled gradients.
-
-        Args:
-            grads: Support gradients g, ``{name: [B, *shape]}``.
-            recall: Recalled values V_j, ``{name: [B, m, *shape]}``, and weights a_j, ``[B, m]``.
-            step: Inner step s, counted from 0.
-        """
-        ...
-
-    def __call__(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
-        """Run `forward`."""
-        ...
-
-    def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
-        """Return the direction where there is no support gradient yet; zero when m = 0."""
-        ...
-
-    def own_only(self, grads: Params) -> Params:
-        """Return the direction where the memory is not used."""
-        ...
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield what the outer loss trains, as any `nn.Module` does."""
-        ...
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the same with names."""
-        ...
 
 
 @final
@@ -234,12 +188,3 @@ class Gated(nn.Module):
     def _entry(self, table: Tensor, name: str, *, step: int) -> Tensor:
         row = table[self.names.index(name)]
         return row if row.ndim == 0 else row[min(step, row.shape[0] - 1)]
-
-
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "mean": Mean,
-    "sum": Sum,
-    "gated": Gated,
-    "gate": GateTransformer,
-    "coordinate": CoordinateTransformer,
-}
