@@ -313,7 +313,7 @@ def test_centres_are_the_means_of_the_clusters_on_the_sphere():
         assert torch.allclose(centre, mean, rtol=0, atol=1e-12)
 
 
-def test_more_restarts_never_spread_the_slots_worse():
+def test_the_best_of_ten_restarts_spreads_the_slots_better_than_one():
     keys = unit(40, DIM)
 
     def spread(seed, restarts):

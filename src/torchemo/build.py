@@ -6,15 +6,8 @@ from typing import Literal, final
 import torch
 from torch import Generator
 
-from torchemo.aggregators import (
-    Aggregator,
-    CoordinateTransformer,
-    Gated,
-    GateTransformer,
-    Mean,
-    Sum,
-)
-from torchemo.config import AggregatorConfig, EMOConfig, KeyConfig, LearnerConfig
+from torchemo.aggregators.build import build_aggregator
+from torchemo.config import EMOConfig, KeyConfig, LearnerConfig
 from torchemo.consolidation import SlotAdam
 from torchemo.controllers import FIFO, LRU, Clock, Controller
 from torchemo.emo import EMO
@@ -217,38 +210,6 @@ def build_encoder(config: KeyConfig, model: Model, tasks: TaskShape, *, seed: in
         use_labels=config.use_labels,
         n_way=tasks.n_out if config.use_labels else None,
         unit=config.unit,
-    )
-
-
-def build_aggregator(
-    config: AggregatorConfig,
-    shapes: dict[str, torch.Size],
-    *,
-    k: int,
-    steps: int,
-    head: tuple[str, ...],
-    seed: int,
-) -> Aggregator:
-    """Make the aggregator for remembered tensors of these names and shapes."""
-    generator = generator_for(seed, "aggregator")
-    if config.kind == "mean":
-        return Mean(k, rescale=config.rescale, pad=config.pad)
-    if config.kind == "sum":
-        return Sum()
-    if config.kind == "gated":
-        per_step = max(steps, 1) if config.per_step else None
-        return Gated(list(shapes), steps=per_step, learn_own=config.learn_own)
-    if config.kind == "gate":
-        return GateTransformer(
-            shapes,
-            generator=generator,
-            head=head,
-            init=config.init,
-            max_neighbors=config.max_neighbors,
-            layers=config.layers,
-        )
-    return CoordinateTransformer(
-        generator=generator, init=config.init, max_neighbors=config.max_neighbors
     )
 
 

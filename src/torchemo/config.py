@@ -5,9 +5,11 @@ the open points of the paper; ``docs/paper.md`` lists all of them.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Literal, TypeAlias, final
 
 from torchemo.errors import ConfigError
+
+AggregatorKind: TypeAlias = Literal["mean", "sum", "gated", "gate", "coordinate"]
 
 
 @final
@@ -99,7 +101,7 @@ class RetrievalConfig:
 class AggregatorConfig:
     """How recalled and own gradients become a direction (Eq. 8 to 10)."""
 
-    kind: Literal["mean", "sum", "gated", "gate", "coordinate"] = "gated"
+    kind: AggregatorKind = "gated"
     """mean, sum: Eq. 8, 9. gate, coordinate: two realisations of Eq. 10 (A9). gated: one gate per tensor."""
     rescale: Literal["none", "own"] = "none"
     """mean: own multiplies the result by m + 1, so that the own gradient keeps its rate (A8)."""

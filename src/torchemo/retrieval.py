@@ -173,6 +173,21 @@ class Retrieval(nn.Module):
         ]
 
 
+def slice_recall(recall: Recall, group: slice) -> Recall:
+    """Take the recall of some of its tasks."""
+    notes = None if recall.notes is None else tree_map(lambda v: v[group], recall.notes)
+    return recall._replace(
+        keys=recall.keys[group],
+        slots=recall.slots[group],
+        distances=recall.distances[group],
+        weights=recall.weights[group],
+        values=tree_map(lambda v: v[group], recall.values),
+        generations=recall.generations[group],
+        active=recall.active[group],
+        notes=notes,
+    )
+
+
 def check_keys(keys: Tensor, dim: int) -> None:
     """Raise `DataError` naming the task whose key has another dimension or is not finite."""
     if keys.dim() != 2 or keys.shape[1] != dim:

@@ -17,6 +17,7 @@ from torchemo.emo import EMO
 from torchemo.inner import task_gradients
 from torchemo.learners.learner import Learner, network_names
 from torchemo.models.norm import update_running
+from torchemo.retrieval import slice_recall
 from torchemo.tree import cat, detach, expand, leaves, select, tree_map
 from torchemo.types import Batch, Episode, Params, Recall, Start
 
@@ -214,21 +215,6 @@ def predict(
             )
             answers.append(learner.outputs(adapted, part.query.x, steps=range(steps + 1)))
     return [torch.cat(step) for step in zip(*answers, strict=True)]
-
-
-def slice_recall(recall: Recall, group: slice) -> Recall:
-    """Take the recall of some of its tasks."""
-    notes = None if recall.notes is None else tree_map(lambda v: v[group], recall.notes)
-    return recall._replace(
-        keys=recall.keys[group],
-        slots=recall.slots[group],
-        distances=recall.distances[group],
-        weights=recall.weights[group],
-        values=tree_map(lambda v: v[group], recall.values),
-        generations=recall.generations[group],
-        active=recall.active[group],
-        notes=notes,
-    )
 
 
 def _recall(emo: EMO, theta: Params, episode: Episode) -> Recall:

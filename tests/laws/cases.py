@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchemo.aggregators import AGGREGATORS
-from torchemo.build import TaskShape, build_aggregator, build_learner, remembered_shapes
+from torchemo.aggregators.build import build_aggregator
+from torchemo.build import TaskShape, build_learner, remembered_shapes
 from torchemo.config import AggregatorConfig, EMOConfig, LearnerConfig, MemoryConfig, ValueConfig
 from torchemo.consolidation import SlotAdam
 from torchemo.emo import EMO

@@ -29,11 +29,11 @@ def birds(kind: Dials, shot: Dials, size: int) -> Tensor:
     length, depth = kind.between(0.38, 0.62), kind.between(0.2, 0.38)
     head, reach = kind.between(0.13, 0.24), kind.between(0.08, 0.36)
     tail, fan = kind.between(0.15, 0.6), kind.between(0.05, 0.22)
-    back = colour(kind.between(0, 1), kind.between(0.2, 0.9), kind.between(0.3, 0.9))
-    wing = colour(kind.between(0, 1), kind.between(0.1, 0.9), kind.between(0.15, 0.9))
-    crown = colour(kind.between(0, 1), kind.between(0.1, 0.9), kind.between(0.15, 0.95))
-    bars, bar_rate = kind.chance(0.5), kind.between(14, 26)
-    breast = colour(kind.between(0, 1), kind.between(0.0, 0.6), kind.between(0.6, 1.0))
+    back = colour(kind.between(0.0, 1.0), kind.between(0.2, 0.9), kind.between(0.3, 0.9))
+    wing = colour(kind.between(0.0, 1.0), kind.between(0.1, 0.9), kind.between(0.15, 0.9))
+    crown = colour(kind.between(0.0, 1.0), kind.between(0.1, 0.9), kind.between(0.15, 0.95))
+    bars, bar_rate = kind.chance(0.5), kind.between(14.0, 26.0)
+    breast = colour(kind.between(0.0, 1.0), kind.between(0.0, 0.6), kind.between(0.6, 1.0))
     beak = colour(kind.between(0.05, 0.18), kind.between(0.3, 0.9), kind.between(0.3, 0.95))
 
     head_x, head_y = length * 0.85, -depth * 0.8
@@ -57,25 +57,27 @@ def textures(kind: Dials, shot: Dials, size: int) -> Tensor:
     """Fill the picture with a pattern of two crossed waves and a ripple, bent and sharpened."""
     plane = Plane.of(size)
     nil = torch.zeros(1, 1, 1)
-    angle = kind.between(0, pi) + shot.between(-0.35, 0.35)
+    angle = kind.between(0.0, pi) + shot.between(-0.35, 0.35)
     at = plane.moved(
-        shot.between(-1, 1),
-        shot.between(-1, 1),
+        shot.between(-1.0, 1.0),
+        shot.between(-1.0, 1.0),
         angle=angle,
         scale=shot.between(0.8, 1.25),
         mirror=nil,
     )
-    rate, cross_rate, ripple_rate = (kind.between(4, 15) for _ in range(3))
-    bend, bend_rate = kind.between(0, 1.6), kind.between(1.5, 5)
-    along = (rate * at.x + bend * (bend_rate * at.y + shot.between(0, 2 * pi)).sin()).sin()
+    rate, cross_rate, ripple_rate = (kind.between(4.0, 15.0) for _ in range(3))
+    bend, bend_rate = kind.between(0.0, 1.6), kind.between(1.5, 5.0)
+    along = (rate * at.x + bend * (bend_rate * at.y + shot.between(0.0, 2 * pi)).sin()).sin()
     across = (cross_rate * at.y + bend * (bend_rate * at.x).sin()).sin()
     ripple = (ripple_rate * (at.x.square() + at.y.square()).sqrt()).sin()
-    mix = [kind.between(0, 1) ** 2 for _ in range(4)]
+    mix = [kind.between(0.0, 1.0) ** 2 for _ in range(4)]
     pattern = mix[0] * along + mix[1] * across + mix[2] * along * across * 2 + mix[3] * ripple
-    sharp = (kind.between(1, 6) * (pattern + kind.between(-0.4, 0.4))).tanh() * 0.5 + 0.5
-    hue, drift = kind.between(0, 1), shot.between(-0.3, 0.3)
+    sharp = (kind.between(1.0, 6.0) * (pattern + kind.between(-0.4, 0.4))).tanh() * 0.5 + 0.5
+    hue, drift = kind.between(0.0, 1.0), shot.between(-0.3, 0.3)
     ground = colour(hue + drift, kind.between(0.1, 0.7), shot.between(0.25, 0.7))
-    ink = colour(hue + drift + kind.between(0, 0.5), kind.between(0.1, 0.8), shot.between(0.5, 1))
+    ink = colour(
+        hue + drift + kind.between(0.0, 0.5), kind.between(0.1, 0.8), shot.between(0.5, 1.0)
+    )
     return _lit(paint(ground.expand(-1, -1, size, size), sharp, ink), shot)
 
 
@@ -89,8 +91,8 @@ def aircraft(kind: Dials, shot: Dials, size: int) -> Tensor:
     sweep, span, root = kind.between(-0.2, 0.8), kind.between(0.25, 0.6), kind.between(0.08, 0.22)
     seat = kind.between(-0.15, 0.25)
     fin, fin_width = kind.between(0.15, 0.45), kind.between(0.07, 0.16)
-    hull = colour(kind.between(0, 1), kind.between(0.0, 0.35), kind.between(0.55, 1.0))
-    livery = colour(kind.between(0, 1), kind.between(0.4, 1.0), kind.between(0.2, 0.9))
+    hull = colour(kind.between(0.0, 1.0), kind.between(0.0, 0.35), kind.between(0.55, 1.0))
+    livery = colour(kind.between(0.0, 1.0), kind.between(0.4, 1.0), kind.between(0.2, 0.9))
     metal = colour(kind.between(0.5, 0.7), kind.between(0.0, 0.2), kind.between(0.3, 0.7))
     band, stripe = kind.between(-0.6, 0.6), kind.between(0.1, 0.5)
     engines, engine = kind.between(0.51, 3.49).round(), kind.between(0.04, 0.09)
@@ -122,12 +124,16 @@ def fungi(kind: Dials, shot: Dials, size: int) -> Tensor:
     side = _pose(plane, shot, spread=0.7, tilt=0.5, scales=(0.35, 0.6))
     company = shot.chance(0.5)
     nil, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
-    width, height, cone = kind.between(0.3, 0.68), kind.between(0.15, 0.5), kind.between(0, 1)
-    stem, stem_width, bulge = kind.between(0.3, 0.7), kind.between(0.05, 0.17), kind.between(0, 1)
+    width, height, cone = kind.between(0.3, 0.68), kind.between(0.15, 0.5), kind.between(0.0, 1.0)
+    stem, stem_width, bulge = (
+        kind.between(0.3, 0.7),
+        kind.between(0.05, 0.17),
+        kind.between(0.0, 1.0),
+    )
     cap = colour(kind.between(-0.06, 0.16), kind.between(0.1, 1.0), kind.between(0.3, 0.95))
     flesh = colour(kind.between(0.05, 0.18), kind.between(0.0, 0.45), kind.between(0.55, 1.0))
     mark = colour(kind.between(0.0, 0.2), kind.between(0.0, 0.5), kind.between(0.1, 1.0))
-    spots, rate, size_of_spots = kind.chance(0.6), kind.between(8, 18), kind.between(0.0, 0.9)
+    spots, rate, size_of_spots = kind.chance(0.6), kind.between(8.0, 18.0), kind.between(0.0, 0.9)
     ring, rim = kind.chance(0.5), kind.between(0.02, 0.12)
 
     for at, there in ((side, company), (main, one)):
@@ -188,4 +194,4 @@ def _backdrop(
 
 def _lit(picture: Tensor, shot: Dials) -> Tensor:
     """Change the strength and tint of the light."""
-    return picture * colour(shot.between(0, 1), shot.between(0, 0.25), shot.between(0.7, 1.1))
+    return picture * colour(shot.between(0.0, 1.0), shot.between(0.0, 0.25), shot.between(0.7, 1.1))

@@ -1,11 +1,13 @@
 """An EMO for any ``nn.Module`` in one line."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
-from torchemo.aggregators import AGGREGATORS, Aggregator, Gated, Mean, Sum
-from torchemo.aggregators.coordinate import CoordinateTransformer
-from torchemo.aggregators.gate import GateTransformer
+from torchemo.aggregators import AGGREGATORS, Aggregator
+from torchemo.aggregators.build import build_aggregator
+from torchemo.config import AggregatorConfig, AggregatorKind
 from torchemo.controllers import CONTROLLERS, Controller
 from torchemo.emo import EMO
 from torchemo.encoders import KeyEncoder
@@ -13,7 +15,6 @@ from torchemo.errors import ConfigError
 from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
-from torchemo.rng import generator_for
 
 
 def for_module(
@@ -54,7 +55,7 @@ def for_module(
     policy = Policy() if policy is None else policy
     dtype = _dtype(module)
     if isinstance(aggregator, str):
-        aggregator = _aggregator(aggregator, shapes, k=k, head=head, policy=policy, dtype=dtype)
+        aggregator = _aggregator(aggregator, shapes, k=k, head=head, policy=policy)
     memory = EpisodicMemory(
         capacity,
         _key_dim(key_dim, encoder),
@@ -62,7 +63,8 @@ def for_module(
         value_dtype=dtype,
         key_dtype=dtype,
     )
-    return EMO(memory, Retrieval(k), aggregator, encoder=encoder, policy=policy, head=head)
+    emo = EMO(memory, Retrieval(k), aggregator, encoder=encoder, policy=policy, head=head)
+    return emo.to(dtype) if dtype == torch.float64 else emo
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
@@ -83,26 +85,12 @@ def _key_dim(key_dim: int | None, encoder: KeyEncoder | None) -> int:
 
 
 def _aggregator(
-    name: str,
-    shapes: dict[str, torch.Size],
-    *,
-    k: int,
-    head: tuple[str, ...],
-    policy: Policy,
-    dtype: torch.dtype,
+    name: str, shapes: dict[str, torch.Size], *, k: int, head: tuple[str, ...], policy: Policy
 ) -> Aggregator:
-    generator = generator_for(policy.seed, "aggregator")
-    if name == "mean":
-        return Mean(k)
-    if name == "sum":
-        return Sum()
-    if name == "gated":
-        return Gated(list(shapes)).to(dtype)
-    if name == "gate":
-        return GateTransformer(shapes, generator=generator, head=head).to(dtype)
-    if name == "coordinate":
-        return CoordinateTransformer(generator=generator).to(dtype)
-    raise ConfigError(f"aggregator should be one of {list(AGGREGATORS)}, got '{name}'.")
+    if name not in AGGREGATORS:
+        raise ConfigError(f"aggregator should be one of {list(AGGREGATORS)}, got '{name}'.")
+    config = AggregatorConfig(kind=cast(AggregatorKind, name))
+    return build_aggregator(config, shapes, k=k, steps=1, head=head, seed=policy.seed)
 
 
 def _controller(name: str) -> Controller:

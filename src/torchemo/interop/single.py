@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchemo.emo import EMO
 from torchemo.errors import ShapeError
+from torchemo.retrieval import slice_recall
 from torchemo.types import Params, Recall
 
 Grads = TypeVar("Grads", bound=Mapping[str, Tensor | None] | Sequence[Tensor | None])
@@ -104,13 +105,4 @@ def _of_task(recall: Recall, task: int | None) -> Recall:
             f"the recall is of {tasks} tasks, and task {task} was asked for.",
             hint="Pass task=b for the b-th of the tasks that were recalled together.",
         )
-    row = slice(task, task + 1)
-    return recall._replace(
-        keys=recall.keys[row],
-        slots=recall.slots[row],
-        distances=recall.distances[row],
-        weights=recall.weights[row],
-        values={name: value[row] for name, value in recall.values.items()},
-        generations=recall.generations[row],
-        active=recall.active[row],
-    )
+    return slice_recall(recall, slice(task, task + 1))
