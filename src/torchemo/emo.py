@@ -19,7 +19,7 @@ from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
-from torchemo.tree import select, tree_map
+from torchemo.tree import check_same_structure, select, tree_map
 from torchemo.types import Batch, Params, Recall
 
 
@@ -231,6 +231,8 @@ class EMO(nn.Module):
         if recall.m == 0 or not names or (use == "first" and step > 0):
             return None
         values = self._at_step(select(recall.values, names), step)
+        shapes = {name: grads[name].shape[1:] for name in names}
+        check_same_structure(shapes, values, what="recalled gradients", leading=2)
         if isinstance(use, float):
             values = tree_map(lambda v: v * use**step, values)
         if self.policy.value_clip is not None:

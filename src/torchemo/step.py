@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.emo import EMO
+from torchemo.episode import check_episode
 from torchemo.inner import task_gradients
 from torchemo.learners.learner import Learner, network_names
 from torchemo.models.norm import update_running
@@ -89,6 +90,7 @@ def outer_step(
     """
     tasks = episode.support.x.shape[0]
     theta, extras = _split(params)
+    check_episode(episode, n_way=_outputs(learner, theta))
     recall = None if emo is None else _recall(emo, theta, episode)
     base = expand(detach(theta), tasks)
     if emo is not None and recall is not None:
@@ -198,6 +200,7 @@ def predict(
     steps = learner.loop.steps if steps is None else steps
     with torch.no_grad():
         theta, extras = _split(params)
+        check_episode(episode, n_way=_outputs(learner, theta))
         recall = None if emo is None else _recall(emo, theta, episode)
         base = expand(theta, tasks)
         if emo is not None and recall is not None:
@@ -278,6 +281,12 @@ def _through_recall(emo: EMO, recall: Recall, base: Params, rows: Params, solved
     if recall.slot_keys is not None:
         recall.slot_keys.grad = found[-1]
     return gradients
+
+
+def _outputs(learner: Learner, theta: Params) -> int | None:
+    """Return how many outputs the head has, if it is among the meta-parameters."""
+    head = learner.loop.model.head
+    return theta[head[0]].shape[0] if head and head[0] in theta else None
 
 
 def _leaf(tensor: Tensor) -> Tensor:
