@@ -355,12 +355,12 @@ def test_after_the_warm_up_the_slots_are_seeded_over_past_keys():
     for batch in range(5):
         recall = emo.recall(keys[6 * batch : 6 * batch + 6])
         assert recall.m == 0
-        assert torch.equal(emo.warm_keys, keys[: 6 * batch])
+        assert torch.equal(emo.memory.warm_keys, keys[: 6 * batch])
         emo.remember(recall, tree(6, seed=batch))
     assert len(emo.memory) == 3
     assert torch.equal(emo.memory.keys, key_centres(keys, 3, seed=7))
     assert all(not value.any() for value in emo.memory.values.values())
-    assert emo.warm_keys.shape == (0, DIM)
+    assert emo.memory.warm_keys.shape == (0, DIM)
 
 
 def test_the_warm_up_keeps_the_last_four_hundred_keys():
@@ -368,7 +368,7 @@ def test_the_warm_up_keeps_the_last_four_hundred_keys():
     keys = unit(500, DIM)
     emo.remember(emo.recall(keys[:250]), tree(250))
     emo.remember(emo.recall(keys[250:]), tree(250))
-    assert torch.equal(emo.warm_keys, keys[100:])
+    assert torch.equal(emo.memory.warm_keys, keys[100:])
 
 
 # -- inside EMO --------------------------------------------------------------------------------------

@@ -273,7 +273,10 @@ def test_keys_of_another_precision_than_the_memory_get_values_of_their_own():
 def test_the_random_index_is_a_function_of_seed_key_and_number_of_slots():
     slot_keys, keys = random_keys(20, 4), random_keys(3, 4, seed=1)
     first = RandomIndex(0).search(keys, slot_keys, m=5)
-    assert torch.equal(first, RandomIndex(0).search(keys, slot_keys + 1.0, m=5))
+    elsewhere = RandomIndex(0).search(keys, slot_keys + 1.0, m=5)
+    assert torch.equal(
+        first.sort(1).values, elsewhere.sort(1).values
+    )  # only their order is by distance
     assert torch.equal(first[1:2], RandomIndex(0).search(keys[1:2], slot_keys, m=5))
     assert not torch.equal(first, RandomIndex(1).search(keys, slot_keys, m=5))
     assert not torch.equal(first[0], first[1])

@@ -117,7 +117,8 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
         if isinstance(learner, MetaSGD) and learner.rate_memory:
             shapes |= {RATE + n: shape for n, shape in shapes.items()}
     if config.value.head_align == "drop":
-        shapes = {n: s for n, s in shapes.items() if n not in learner.loop.model.head}
+        head = learner.loop.model.head
+        shapes = {n: s for n, s in shapes.items() if n.removeprefix(RATE) not in head}
     if not shapes:
         raise ConfigError(
             "nothing is left to remember: the learner adapts its head alone and head_align drops it.",
@@ -137,6 +138,8 @@ def build_emo(
     """Make the memory optimizer that ``config`` describes, for ``learner`` on such tasks."""
     encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
     memory, value = config.memory, config.value
+    # Rows of a head tensor's rate gradient are classes too.
+    heads = (*learner.loop.model.head, *(RATE + name for name in learner.loop.model.head))
     emo = EMO(
         EpisodicMemory(
             memory.capacity,
@@ -159,7 +162,7 @@ def build_emo(
             remembered_shapes(config, learner),
             k=config.retrieval.k or memory.capacity,
             steps=learner.loop.steps,
-            head=learner.loop.model.head,
+            head=heads,
             seed=seed,
         ),
         encoder=encoder,
@@ -186,7 +189,7 @@ def build_emo(
             control=value.control,
             seed=seed,
         ),
-        head=learner.loop.model.head,
+        head=heads,
     )
     return emo.to(dtype)
 

@@ -202,3 +202,116 @@ class LearnerConfig:
     """maml++: epochs of first order before second order begins."""
     minibatch: int | None = None
     """reptile: support examples per inner step."""
+
+
+@final
+@dataclass(frozen=True)
+class OuterConfig:
+    """The outer loop's own choices."""
+
+    lr: float = 1e-3
+    """beta, the outer rate (A11). The paper prints 0.01."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
+    clip: float | None = 10.0
+    """Largest norm of the gradient of each group: the learner, and memory with keys."""
+    recognition_after: float = 0.2
+    """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"the outer rate should be above 0, got {self.lr}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip should be None or above 0, got {self.clip}.")
+
+
+@final
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network."""
+
+    name: Literal["conv4", "resnet12", "mlp"] = "conv4"
+    """conv4 and resnet12 for pictures, mlp for regression."""
+    filters: int = 32
+    """conv4: filters per layer."""
+    head_pool: Literal["flatten", "mean"] = "flatten"
+    """conv4: what the head sees of the last map."""
+    downsample: Literal["pool", "stride"] = "pool"
+    """conv4: max-pooling, or stride 2 (the original Omniglot network)."""
+    bn: Literal[
+        "transductive",
+        "per_query_with_support",
+        "running",
+        "per_step_running",
+        "group",
+        "layer",
+        "none",
+    ] = "transductive"
+    """Whose statistics normalise a picture; transductive is the field's habit for MAML."""
+    channels: Literal["wide", "narrow"] = "narrow"
+    """resnet12: 64-160-320-640 or 64-128-256-512."""
+    hidden: tuple[int, ...] = (40, 40)
+    """mlp: hidden widths."""
+
+
+@final
+@dataclass(frozen=True)
+class DataConfig:
+    """Where tasks come from and what they look like."""
+
+    source: tuple[str, ...] = ("procedural",)
+    """``procedural`` (synthetic pictures), ``regression:GROUP`` (sinusoid, hsml4, arml6), or paths of image
+    sets; several paths are several domains, and a task never mixes domains."""
+    image_size: int = 32
+    """Side of the pictures."""
+    channels: int = 3
+    """1 for grey pictures, 3 for colour."""
+    n_way: int = 5
+    """Classes of a task, N."""
+    n_shot: int = 1
+    """Support examples per class, K; support points of a regression task."""
+    n_query: int = 15
+    """Query examples per class while training; query points of a regression task."""
+    rotations: bool = False
+    """Turn every class of a task by its own multiple of 90 degrees (Omniglot)."""
+    splits: str | None = None
+    """A splits.json with class-disjoint splits; otherwise those of the source, or 64 : 16 : 20."""
+    classes_per_family: int = 60
+    """procedural: classes of each of the four families."""
+
+
+@final
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, and what is looked at on the way."""
+
+    iterations: int = 1000
+    """Outer steps."""
+    tasks: int = 4
+    """Tasks per outer step (the meta-batch)."""
+    validate_every: int = 250
+    """Outer steps between validations and checkpoints."""
+    validation_tasks: int = 100
+    """Tasks of a validation, the same every time."""
+    patience: int | None = None
+    """Stop after this many validations without a better one; None never stops early."""
+    seed: int = 0
+    """Seed of the initialisation and of the training tasks."""
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "tasks", "validate_every", "validation_tasks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} should be 1 or more, got {getattr(self, name)}.")
+
+
+@final
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    emo: EMOConfig = field(default_factory=lambda: EMOConfig(memory=MemoryConfig(capacity=0)))
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)

@@ -82,8 +82,6 @@ class EMO(nn.Module):
         self.encoder = encoder
         self.head = head
         self._check()
-        self.warm_keys: Tensor
-        self.register_buffer("warm_keys", memory.keys.new_zeros(0, memory.key_dim))
 
     def _check(self) -> None:
         if self.encoder is not None and self.encoder.dim != self.memory.key_dim:
@@ -94,6 +92,16 @@ class EMO(nn.Module):
         if self.policy.head_align != "none" and not self.head:
             raise ConfigError(
                 f"head_align '{self.policy.head_align}' needs the names of the head tensors."
+            )
+        if self.consolidates and self.retrieval.max_age is not None:
+            raise ConfigError(
+                "max_age would switch off consolidated slots for good: they are written once.",
+                hint="Leave max_age unset, or use decay of the slots.",
+            )
+        if self.consolidates and self.memory.value_dtype == torch.bfloat16:
+            raise ConfigError(
+                "consolidated slots need float32: small steps are lost in bfloat16.",
+                hint="Set value_dtype to float32.",
             )
         needs = {"hungarian head alignment": self.policy.head_align == "hungarian"}
         needs["re-keying"] = self.policy.rekey_every is not None
@@ -153,9 +161,11 @@ class EMO(nn.Module):
     def _active(self, tasks: int, index: Tensor | None) -> Tensor:
         if not self.training or self.policy.recall_dropout == 0:
             return torch.ones(tasks, dtype=torch.bool)
-        numbers = (self.memory.ledger.now + torch.arange(tasks)) if index is None else index
+        # Without episode numbers the draw is a function of the batch and the task's place in it.
+        path = ("batch", int(self.memory.ledger.iteration)) if index is None else ("episode",)
+        numbers = range(tasks) if index is None else index.tolist()
         draws = [
-            torch.rand((), generator=generator_for(self.policy.seed, "recall-dropout", int(i)))
+            torch.rand((), generator=generator_for(self.policy.seed, "recall-dropout", *path, i))
             for i in numbers
         ]
         return torch.stack(draws) >= self.policy.recall_dropout
@@ -299,6 +309,8 @@ class EMO(nn.Module):
         keys, notes = recall.keys.detach(), recall.own_notes or {}
         # Checked before the first touch, so that a refused batch changes nothing at all.
         self.memory.check_write(keys, values, {} if self.consolidates else notes)
+        if recall.slot_keys is not None and recall.slot_keys.grad is not None:
+            self.memory.check_slot_keys(recall.slot_keys.grad, what="key gradient")
         self.memory.touch(
             recall.slots[recall.active], generations=recall.generations[recall.active]
         )
@@ -328,10 +340,11 @@ class EMO(nn.Module):
             far = nearest > self.policy.novelty
         if recall.m:
             slot_keys = recall.slot_keys
+            same = self.memory.ledger.generation[recall.slots] == recall.generations
             self.memory.consolidate(
                 rows,
                 recall.slots,
-                weights=recall.weights.detach() * ~far[:, None],
+                weights=recall.weights.detach() * (same & ~far[:, None]),
                 optimizer=self.policy.slots,
                 key_gradient=None if slot_keys is None else slot_keys.grad,
             )
@@ -342,12 +355,12 @@ class EMO(nn.Module):
             self._warm_up(recall, rows)
 
     def _warm_up(self, recall: Recall, rows: Params) -> None:
-        """Collect keys; after ``warmup`` batches spread the slots over the last 400 of them."""
-        self.warm_keys = torch.cat([self.warm_keys, recall.keys.detach()])[-400:]
-        if int(self.memory.ledger.iteration) + 1 >= self.policy.warmup:
-            centres = key_centres(self.warm_keys, self.memory.capacity, seed=self.policy.seed)
-            self.memory.seed(centres, {name: row.shape[1:] for name, row in rows.items()})
-            self.warm_keys = self.warm_keys[:0]
+        """Collect keys; after ``warmup`` batches spread the slots over the last of them."""
+        memory = self.memory
+        memory.warm_up(recall.keys)
+        if int(memory.ledger.iteration) + 1 >= self.policy.warmup:
+            centres = key_centres(memory.warm_keys, memory.capacity, seed=self.policy.seed)
+            memory.seed(centres, {name: row.shape[1:] for name, row in rows.items()})
 
     def _random_like(self, values: Params) -> Params:
         """Replace each task's tensors by random directions of the same norm (a control)."""
@@ -356,30 +369,23 @@ class EMO(nn.Module):
         drawn = {}
         for name, value in values.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            axes = tuple(range(1, value.dim()))
-            size = value.square().sum(axes, keepdim=True).sqrt()
-            drawn[name] = noise * size / noise.square().sum(axes, keepdim=True).sqrt()
+            size = _norms(value) / _norms(noise)
+            drawn[name] = noise * _column(size, noise)
         return drawn
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *args: object
-    ) -> None:
-        # The warm-up keys grow, so their buffer takes the saved length before it is filled.
-        saved = state_dict.get(f"{prefix}warm_keys")
-        if saved is not None:
-            self.warm_keys = self.warm_keys.new_zeros(saved.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *(1,) * (like.dim() - 1))
 
 
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norm of each task's part of a tensor, ``[B, *shape] -> [B]``."""
+    return rows.reshape(rows.shape[0], -1).square().sum(1).sqrt()
+
+
 def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
     """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
-    size = torch.linalg.vector_norm(value.flatten(2), dim=2).clamp_min(
-        torch.finfo(value.dtype).tiny
-    )
-    limit = factor * torch.linalg.vector_norm(own.detach().flatten(1), dim=1)[:, None]
-    scale: Tensor = (limit / size).clamp_max(1.0)
+    slots = value.flatten(0, 1)
+    size = _norms(slots).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
+    scale: Tensor = (factor * _norms(own.detach())[:, None] / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

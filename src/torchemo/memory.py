@@ -1,7 +1,6 @@
 """The episodic memory M = {(K_t, V_t)}: T slots of a task key and what is remembered with it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any, final
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor, nn
 
 from torchemo.consolidation import SlotAdam, slot_gradients
 from torchemo.controllers import LRU, Controller, Ledger
-from torchemo.errors import CheckpointError, ConfigError, MemoryWriteError, ShapeError
+from torchemo.errors import ConfigError, MemoryWriteError, ShapeError
+from torchemo.memory_state import restore, saved
 from torchemo.tree import check_same_structure, is_finite
 from torchemo.types import Params
 
@@ -62,6 +62,7 @@ class EpisodicMemory(nn.Module):
         self.values: Params = {}
         self.notes: Params = {}
         self.moments: Params = {}
+        self.warm_keys = self.keys[:0].clone()
 
     def __len__(self) -> int:
         return int(self.ledger.filled)
@@ -158,7 +159,7 @@ class EpisodicMemory(nn.Module):
         if filled == 0 or slots.numel() == 0:
             return
         if key_gradient is not None:
-            self._check_slot_keys(key_gradient, what="key gradient")
+            self.check_slot_keys(key_gradient, what="key gradient")
         gradients = slot_gradients(rows, slots, weights.detach(), filled=filled)
         moved = torch.ones(filled, dtype=torch.bool)
         if optimizer.update == "lazy":
@@ -178,11 +179,17 @@ class EpisodicMemory(nn.Module):
         """Fill the first slots with ``keys`` and zero values, ready to consolidate into."""
         zeros = {name: keys.new_zeros(keys.shape[0], *shape) for name, shape in template.items()}
         self.write(keys, zeros)
+        self.warm_keys = self.warm_keys[:0]
+
+    def warm_up(self, keys: Float[Tensor, "task dim"], *, keep: int = 400) -> None:
+        """Collect keys of tasks that came before the slots were seeded; the last ``keep`` stay."""
+        self._refuse_in_eval("warm_up")
+        self.warm_keys = torch.cat([self.warm_keys, keys.detach().to(self.keys.dtype)])[-keep:]
 
     def rekey(self, keys: Float[Tensor, "slot dim"]) -> None:
         """Replace the keys of all filled slots (the key network has moved since they were written)."""
         self._refuse_in_eval("rekey")
-        self._check_slot_keys(keys, what="key")
+        self.check_slot_keys(keys, what="key")
         self.keys[: len(self)] = keys.detach()
 
     def end_batch(self) -> None:
@@ -291,7 +298,8 @@ class EpisodicMemory(nn.Module):
             kept = value.detach().to(self.value_dtype)
             self._check_finite(kept, what=f"value '{name}'", where="task")
 
-    def _check_slot_keys(self, keys: Tensor, *, what: str) -> None:
+    def check_slot_keys(self, keys: Tensor, *, what: str) -> None:
+        """Raise if a tensor for the keys of all filled slots has another shape or is not finite."""
         if keys.shape != (len(self), self.key_dim):
             raise ShapeError(
                 f"{what} of the filled slots: expected shape {[len(self), self.key_dim]},"
@@ -311,19 +319,10 @@ class EpisodicMemory(nn.Module):
 
     # -- saving ----------------------------------------------------------------------------------
 
-    def _groups(self) -> dict[str, Params]:
-        return {"values": self.values, "notes": self.notes, "moments": self.moments}
-
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Put everything into a flat dict: ``keys``, ``ledger.*``, ``values.*``, ``notes.*``, ..."""
-        destination[f"{prefix}keys"] = self.keys
-        for field in fields(self.ledger):
-            destination[f"{prefix}ledger.{field.name}"] = getattr(self.ledger, field.name)
-        for group, tensors in self._groups().items():
-            for name, tensor in tensors.items():
-                destination[f"{prefix}{group}.{name}"] = tensor
+        destination.update({prefix + name: tensor for name, tensor in saved(self).items()})
 
     def _load_from_state_dict(
         self,
@@ -335,63 +334,8 @@ class EpisodicMemory(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Restore what `state_dict` saved; all of it is checked before anything is changed."""
-        own = _group(state_dict, prefix)
-        if not own:
+        own = {n[len(prefix) :]: t for n, t in state_dict.items() if n.startswith(prefix)}
+        if own:
+            restore(self, own)
+        else:
             missing_keys.append(f"{prefix}keys")
-            return
-        self._check_saved(own)
-        self.keys = own["keys"].detach().clone()
-        for field in fields(self.ledger):
-            setattr(self.ledger, field.name, own[f"ledger.{field.name}"].detach().clone())
-        for group, tensors in self._groups().items():
-            tensors.clear()
-            for name, tensor in _group(own, f"{group}.").items():
-                tensors[name] = tensor.detach().clone()
-
-    def _check_saved(self, own: Mapping[str, Tensor]) -> None:
-        """Raise `CheckpointError` naming the first saved tensor that does not fit this memory."""
-        expected = dict(self._saved_form(own))
-        missing = [name for name in expected if name not in own]
-        extra = [name for name in own if name not in expected]
-        if missing or extra:
-            raise CheckpointError(
-                f"memory: the saved state lacks {missing} and has unexpected {extra}.",
-                hint="Build the memory for the network and the options of the saved run.",
-            )
-        for name, (shape, dtype) in expected.items():
-            if own[name].shape != shape or own[name].dtype != dtype:
-                raise CheckpointError(
-                    f"memory: saved '{name}' is {list(own[name].shape)} of {own[name].dtype},"
-                    f" this memory holds {list(shape)} of {dtype}.",
-                    hint="Build the memory with the capacity, key dimension, network and dtypes of"
-                    " the saved run.",
-                )
-
-    def _saved_form(
-        self, own: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
-        """Yield name, shape and dtype of what a saved state that fits holds."""
-        slots, dtype = self.capacity, self.keys.dtype
-        yield "keys", (self.keys.shape, dtype)
-        for field in fields(self.ledger):
-            buffer = getattr(self.ledger, field.name)
-            yield f"ledger.{field.name}", (buffer.shape, buffer.dtype)
-        values, notes = _group(own, "values."), _group(own, "notes.")
-        # Only two used memories can belong to different networks: an empty one fits all.
-        if self.values and values:
-            values, notes = self.values, self.notes
-        for name, value in values.items():
-            yield f"values.{name}", ((slots, *value.shape[1:]), self.value_dtype)
-        for name, note in notes.items():
-            yield f"notes.{name}", ((slots, *note.shape[1:]), note.dtype)
-        if any(name.startswith("moments.") for name in own):
-            yield "moments.steps", ((slots,), torch.int64)
-            keyed = {"keys": self.keys} | {f"values.{name}": v for name, v in values.items()}
-            for name, tensor in keyed.items():
-                for moment in ("first", "second"):
-                    yield f"moments.{moment}.{name}", ((slots, *tensor.shape[1:]), dtype)
-
-
-def _group(own: Mapping[str, Tensor], prefix: str) -> Params:
-    return {n[len(prefix) :]: tensor for n, tensor in own.items() if n.startswith(prefix)}

@@ -51,13 +51,14 @@ class RandomIndex:
     def search(
         self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
     ) -> Int[Tensor, "task m"]:
-        """Return m random slots of each task."""
+        """Return m random slots of each task, nearest first."""
         filled = slot_keys.shape[0]
         rows = []
         for key in keys.detach():
             name = key.double().numpy().tobytes().hex()
             generator = generator_for(self.seed, "random-slots", filled, name)
-            rows.append(torch.randperm(filled, generator=generator)[:m])
+            drawn = torch.randperm(filled, generator=generator)[:m]
+            rows.append(drawn[(slot_keys[drawn] - key).square().sum(-1).argsort(stable=True)])
         return torch.stack(rows)
 
 

@@ -1,42 +1,21 @@
 """The outer loop: Adam on what is learned, `remember` on what is remembered (Eq. 3, Algorithm 1)."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
-from torchemo.errors import ConfigError, Diverged
+from torchemo.errors import Diverged
 from torchemo.learners.learner import Learner
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
 from torchemo.step import outer_step
 from torchemo.tree import is_finite
 from torchemo.types import Episode, Params, Recall
-
-
-@final
-@dataclass(frozen=True)
-class OuterConfig:
-    """The outer loop's own choices."""
-
-    lr: float = 1e-3
-    """beta, the outer rate (A11). The paper prints 0.01."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
-    clip: float | None = 10.0
-    """Largest norm of the gradient of each group: the learner, and memory with keys."""
-    recognition_after: float = 0.2
-    """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ConfigError(f"the outer rate should be above 0, got {self.lr}.")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip should be None or above 0, got {self.clip}.")
 
 
 class StepReport(NamedTuple):

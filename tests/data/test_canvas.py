@@ -30,6 +30,19 @@ def test_soft_shapes_have_the_area_of_the_shapes():
         assert float((inside * plane.x[0]).sum()) * length > 0
 
 
+def test_pixels_lie_at_the_centres_of_their_squares():
+    plane = Plane.of(4)
+    assert plane.x[0, 0].tolist() == [-0.75, -0.25, 0.25, 0.75]
+    assert plane.y[0, :, 0].tolist() == [-0.75, -0.25, 0.25, 0.75]
+
+
+def test_the_distance_to_a_circle_is_exact():
+    plane = Plane.of(16)
+    got = plane.ellipse(number(0.1), number(-0.2), number(0.4), number(0.4))
+    expected = torch.hypot(plane.x - 0.1, plane.y + 0.2) - 0.4
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
 def test_an_edge_is_one_pixel_soft():
     assert cover(torch.tensor([-0.1, -0.05, 0.0, 0.05, 0.1]), 0.1).tolist() == pytest.approx(
         [1, 1, 0.5, 0, 0]

@@ -128,7 +128,7 @@ def make_emo(
             n_way=N_WAY,
             **{"memory_steps": "all", **policy},
         ),
-        head=MODEL.head,
+        head=(*MODEL.head, *(f"rate/{n}" for n in MODEL.head)),
     ).double()
     if trained:
         perturb(emo, g)

@@ -75,7 +75,9 @@ def nearest(recall: Recall, count: int | None) -> Recall:
     if count is None or recall.m <= count:
         return recall
     kept = recall.weights[:, :count]
-    scale = recall.weights.sum(1, keepdim=True) / kept.sum(1, keepdim=True)
+    total = kept.sum(1, keepdim=True)
+    # Weights may all be zero: a task without recall, or a null slot that takes everything.
+    scale = recall.weights.sum(1, keepdim=True) / torch.where(total > 0, total, 1.0)
     return recall._replace(
         slots=recall.slots[:, :count],
         distances=recall.distances[:, :count],

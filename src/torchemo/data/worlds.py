@@ -29,11 +29,11 @@ def birds(kind: Dials, shot: Dials, size: int) -> Tensor:
     length, depth = kind.between(0.38, 0.62), kind.between(0.2, 0.38)
     head, reach = kind.between(0.13, 0.24), kind.between(0.08, 0.36)
     tail, fan = kind.between(0.15, 0.6), kind.between(0.05, 0.22)
-    back = colour(kind.between(0.0, 1.0), kind.between(0.2, 0.9), kind.between(0.3, 0.9))
-    wing = colour(kind.between(0.0, 1.0), kind.between(0.1, 0.9), kind.between(0.15, 0.9))
-    crown = colour(kind.between(0.0, 1.0), kind.between(0.1, 0.9), kind.between(0.15, 0.95))
+    back = colour(kind.between(-0.05, 0.2), kind.between(0.1, 0.8), kind.between(0.3, 0.8))
+    wing = colour(kind.between(0.0, 0.2), kind.between(0.1, 0.8), kind.between(0.15, 0.8))
+    crown = colour(kind.between(-0.1, 0.3), kind.between(0.0, 0.9), kind.between(0.1, 0.9))
     bars, bar_rate = kind.chance(0.5), kind.between(14.0, 26.0)
-    breast = colour(kind.between(0.0, 1.0), kind.between(0.0, 0.6), kind.between(0.6, 1.0))
+    breast = colour(kind.between(0.0, 0.18), kind.between(0.0, 0.6), kind.between(0.6, 1.0))
     beak = colour(kind.between(0.05, 0.18), kind.between(0.3, 0.9), kind.between(0.3, 0.95))
 
     head_x, head_y = length * 0.85, -depth * 0.8
@@ -85,14 +85,14 @@ def aircraft(kind: Dials, shot: Dials, size: int) -> Tensor:
     """Draw a fuselage with wing, fin, engines and livery before a sky."""
     plane = Plane.of(size)
     scene = _backdrop(plane, shot, hues=(0.5, 0.72), saturation=0.45, frequency=2.0)
-    at = _pose(plane, shot, spread=0.12, tilt=0.25, scales=(1.0, 1.3))
+    at = _pose(plane, shot, spread=0.1, tilt=0.2, scales=(1.05, 1.3))
     nil = torch.zeros(1, 1, 1)
-    length, girth = kind.between(0.5, 0.8), kind.between(0.07, 0.17)
+    length, girth = kind.between(0.5, 0.8), kind.between(0.08, 0.19)
     sweep, span, root = kind.between(-0.2, 0.8), kind.between(0.25, 0.6), kind.between(0.08, 0.22)
     seat = kind.between(-0.15, 0.25)
     fin, fin_width = kind.between(0.15, 0.45), kind.between(0.07, 0.16)
-    hull = colour(kind.between(0.0, 1.0), kind.between(0.0, 0.35), kind.between(0.55, 1.0))
-    livery = colour(kind.between(0.0, 1.0), kind.between(0.4, 1.0), kind.between(0.2, 0.9))
+    hull = colour(kind.between(0.0, 1.0), kind.between(0.0, 0.2), kind.between(0.6, 1.0))
+    livery = colour(kind.between(0.55, 1.05), kind.between(0.2, 0.9), kind.between(0.2, 0.8))
     metal = colour(kind.between(0.5, 0.7), kind.between(0.0, 0.2), kind.between(0.3, 0.7))
     band, stripe = kind.between(-0.6, 0.6), kind.between(0.1, 0.5)
     engines, engine = kind.between(0.51, 3.49).round(), kind.between(0.04, 0.09)
@@ -194,4 +194,4 @@ def _backdrop(
 
 def _lit(picture: Tensor, shot: Dials) -> Tensor:
     """Change the strength and tint of the light."""
-    return picture * colour(shot.between(0.0, 1.0), shot.between(0.0, 0.25), shot.between(0.7, 1.1))
+    return picture * colour(shot.between(0.0, 1.0), shot.between(0.0, 0.3), shot.between(0.7, 1.1))
