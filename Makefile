@@ -10,7 +10,7 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit slow lint clean
+.PHONY: help setup demo test unit faults slow lint clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
@@ -36,12 +36,15 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not faults and not study"
+
+faults: setup
+	$(PYTEST) -m "(faults or study) and not slow"
 
 slow: setup
 	$(PYTEST) -m slow
 
-test: lint unit slow
+test: lint unit faults slow
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

@@ -75,10 +75,11 @@ def test_the_commit_of_a_linked_work_tree_is_found(package, tmp_path_factory):
 
 
 def test_an_installed_package_has_no_commit_of_somebody_elses_repository(package):
-    installed = package.parent.parent / ".venv" / "site-packages" / "torchemo"
-    installed.mkdir(parents=True)
-    (package.parent.parent / ".git" / "refs" / "heads" / "main").write_text(COMMIT)
-    assert commit_of(installed) is None
+    root = package.parent.parent
+    (root / ".git" / "refs" / "heads" / "main").write_text(COMMIT)
+    for place in (".venv/lib/site-packages", "vendor"):
+        (root / place / "torchemo").mkdir(parents=True)
+        assert commit_of(root / place / "torchemo") is None
     assert commit_of(package) == COMMIT
 
 

@@ -48,7 +48,7 @@ def run(theta, c, *, rule, steps, order=2, direction=None, rates=None):
         ),
         (Adam(0.1, betas=(0.0, 0.999)), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.999))),
     ],
-    ids=repr,
+    ids=[str(i) for i in range(7)],
 )
 def test_rules_move_parameters_as_torch_optim_does(ours, theirs):
     g = torch.Generator().manual_seed(0)

@@ -14,7 +14,9 @@ FORMAT = "torchemo checkpoint"
 FORMAT_VERSION = 1
 """Version of the layout that is written here. Every version up to it can be read, for ever."""
 
-MAX_MANIFEST = 2 << 20
+MAX_MANIFEST = 1 << 20
+"""Bytes of the largest manifest that is read: whatever they say, it takes less than a second."""
+
 SUFFIX = ".safetensors"
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

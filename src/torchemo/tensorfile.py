@@ -30,8 +30,8 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-MAX_HEADER = 1 << 20
-"""Bytes of the largest header that is read: some ten thousand tensors, parsed in a fraction of a second."""
+MAX_HEADER = 1 << 19
+"""Bytes of the largest header that is read: some five thousand tensors; hostile JSON of it is parsed quickly."""
 
 _MAX_DIMS = 32
 _RESERVED = "__metadata__"

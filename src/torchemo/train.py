@@ -1,5 +1,6 @@
 """The outer loop: Adam on what is learned, `remember` on what is remembered (Eq. 3, Algorithm 1)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple, final
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
-from torchemo.errors import Diverged
+from torchemo.errors import CheckpointError, Diverged
 from torchemo.learners.learner import Learner
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
@@ -114,6 +115,41 @@ class Trainer:
         self.iteration += 1
         return report
 
+    def state(self) -> dict[str, Params]:
+        """Return everything that a resumed run needs, as groups of named tensors."""
+        groups: dict[str, Params] = {
+            "params": {n: p.detach() for n, p in self.params.items()},
+            "optimizer": _optimizer_state(self.optimizer),
+            "progress": {"iteration": torch.tensor(self.iteration)},
+        }
+        if self.emo is not None:
+            groups["emo"] = self.emo.state_dict()
+        if self.recognition is not None:
+            groups["recognition"] = self.recognition.state_dict()
+        return groups
+
+    def restore(self, groups: Mapping[str, Params]) -> None:
+        """Take over a state that `state` returned.
+
+        Raises:
+            CheckpointError: The state belongs to another learner or memory.
+        """
+        expected = {n: p.shape for n, p in self.params.items()}
+        got = {n: p.shape for n, p in groups.get("params", {}).items()}
+        if expected != got or ("emo" in groups) != (self.emo is not None):
+            raise CheckpointError(
+                f"the saved state has parameters {sorted(got)}, this run has {sorted(expected)}.",
+                hint="Resume with the configuration the run was started with.",
+            )
+        if self.emo is not None:
+            self.emo.load_state_dict(groups["emo"])
+        if self.recognition is not None:
+            self.recognition.load_state_dict(groups["recognition"])
+        for name, p in self.params.items():
+            p.data.copy_(groups["params"][name])
+        _restore_optimizer(self.optimizer, groups["optimizer"])
+        self.iteration = int(groups["progress"]["iteration"])
+
     def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
         empty = len(emo.memory) == 0
         emo.remember(recall, values, params=self.params)
@@ -150,3 +186,22 @@ def _norm(gradients: Params) -> Tensor:
     if not gradients:
         return torch.zeros(())
     return torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> Params:
+    """Flatten an optimizer's per-parameter tensors: ``{"3.exp_avg": ...}``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": tensor.detach()
+        for number, parts in state.items()
+        for name, tensor in parts.items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Params) -> None:
+    state: dict[int, Params] = {}
+    for key, tensor in saved.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = tensor.clone()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

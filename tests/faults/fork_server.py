@@ -3,10 +3,12 @@
 Run as a program: ``fork_server.py SCENARIO FOLDER COUNT SEED``; prints what was observed as JSON.
 """
 
+import gc
 import json
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 import traceback
@@ -104,9 +106,9 @@ class Victim:
         """Send a signal, wait, and return how it ended; a negative number is a signal."""
         if number is not None:
             os.kill(self.pid, number)
-        _, status = os.waitpid(self.pid, 0)
-        with open(self._reader, "rb") as pipe:
+        with open(self._reader, "rb") as pipe:  # read first: a full pipe would block the victim
             self.said += [json.loads(line) for line in pipe.read().splitlines()]
+        _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
     def heard(self, kind):
@@ -114,13 +116,17 @@ class Victim:
 
 
 def typical_times(run):
-    """Measure how long a process takes to start, and to save once and prune."""
-    began = time.perf_counter()
-    process = Victim(lambda say: victim(run, say, steps=10) and 0)
-    process.wait_ready()
-    ready = time.perf_counter()
-    process.end()
-    return ready - began, (time.perf_counter() - ready) / 10
+    """Measure how long a process takes to start, and to do its first step: medians of seven."""
+    starts, steps = [], []
+    for _ in range(7):
+        began = time.perf_counter()
+        process = Victim(lambda say: victim(run, say, steps=1) and 0)
+        process.wait_ready()
+        ready = time.perf_counter()
+        process.end()
+        starts.append(ready - began)
+        steps.append(time.perf_counter() - ready)
+    return statistics.median(starts), statistics.median(steps)
 
 
 def kill(folder, count, rng):
@@ -253,4 +259,5 @@ SCENARIOS = {"kill": kill, "stop": stop, "race": race, "disk_full": disk_full}
 if __name__ == "__main__":
     scenario, place, number, seed = sys.argv[1:]
     torch.set_num_threads(1)
+    gc.disable()  # victims that collect garbage would copy the server's memory page by page
     print(json.dumps(SCENARIOS[scenario](Path(place), int(number), random.Random(int(seed)))))

@@ -69,7 +69,7 @@ def test_1000_times_kill_9_on_a_real_disk_lose_no_acknowledged_save(tmp_path):
 
 
 def test_asked_to_stop_it_saves_and_leaves_with_the_right_code(ram):
-    check_stops(ram, 45, seed=0)
+    check_stops(ram, 30, seed=0)
 
 
 @pytest.mark.slow
