@@ -94,10 +94,10 @@ def publish(
     config_hash: str = "",
     nonfinite_ok: Collection[str] = (),
 ) -> Path:
-    """Save ``groups`` and ``info`` as the checkpoint of ``step``; when this returns, it is on the disk.
+    """Save ``groups`` and ``info`` as the checkpoint of ``step``; return its folder when it is on the disk.
 
-    Files are written under a temporary name, synced and read back; the folder is synced, renamed to its
-    final name, and its parent synced. Whenever the process dies, there is the old state or the new one.
+    Whenever the process dies or the power fails, there is the old state or the new one
+    (`durable.publishing`).
 
     Args:
         run: Folder of the run.
@@ -108,23 +108,14 @@ def publish(
         nonfinite_ok: Groups that may hold NaN or infinity. Elsewhere they are refused: a diverged state
             must not take the place of the last finite one.
 
-    Returns:
-        The published folder.
-
     Raises:
         CheckpointError: The state cannot be saved, or the step has been; nothing was written.
         ResourceError: The disk refused; nothing was published.
     """
-    manifest.check_step(step)
     details = dict(info or {})
     manifest.check_info(details)
     _check_groups(groups, step, nonfinite_ok=nonfinite_ok)
-    final_path = step_folder(run, step)
-    if os.path.lexists(final_path):
-        raise CheckpointError(
-            f"step {step} is saved already: {final_path}.",
-            hint="A step is never overwritten; to go on from an earlier one, rewind the run first.",
-        )
+    final_path = _free_folder(run, step)
     try:
         durable.make_folder(final_path.parent)
         durable.require_space(final_path.parent, size_of(groups))
@@ -133,6 +124,17 @@ def publish(
     except OSError as error:
         raise _cannot_save(run, step, error) from error
     return final_path
+
+
+def _free_folder(run: StrPath, step: int) -> Path:
+    manifest.check_step(step)
+    path = step_folder(run, step)
+    if os.path.lexists(path):
+        raise CheckpointError(
+            f"step {step} is saved already: {path}.",
+            hint="A step is never overwritten; to go on from an earlier one, rewind the run first.",
+        )
+    return path
 
 
 def _check_groups(groups: Groups, step: int, *, nonfinite_ok: Collection[str]) -> None:

@@ -31,7 +31,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 MAX_HEADER = 1 << 19
-"""Bytes of the largest header that is read: some five thousand tensors; hostile JSON of it is parsed quickly."""
+"""Bytes of the largest header that is read: some five thousand tensors, parsed in no time."""
 
 _MAX_DIMS = 32
 _RESERVED = "__metadata__"

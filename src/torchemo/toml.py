@@ -42,13 +42,14 @@ def dumps(config: Any) -> str:
     return tomli_w.dumps(to_dict(config))
 
 
-def loads(text: str, kind: type[T], *, where: str) -> T:
+def loads(text: str, kind: type[T], *, where: str, base: T | None = None) -> T:
     """Read a config from TOML; keys that are not given keep their defaults.
 
     Args:
         text: The TOML.
         kind: The dataclass to make.
         where: Name of the file, for messages.
+        base: What keys that are not given keep instead of the defaults.
 
     Raises:
         ConfigError: The text is not TOML, a key is unknown, or a value has the wrong type.
@@ -57,7 +58,42 @@ def loads(text: str, kind: type[T], *, where: str) -> T:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not a TOML file: {error}.") from error
-    return from_dict(given, kind, where=where)
+    from_dict(given, kind, where=where)  # unknown keys are found before the base hides them
+    return from_dict(given if base is None else _over(to_dict(base), given), kind, where=where)
+
+
+def override(plain: dict[str, Any], option: str) -> None:
+    """Set ``a.b.c=value`` in nested plain values; the value is read as TOML, or taken as text.
+
+    Example:
+        >>> plain = {"train": {"iterations": 1}}
+        >>> override(plain, "train.iterations=5")
+        >>> plain
+        {'train': {'iterations': 5}}
+    """
+    path, equals, text = option.partition("=")
+    if not equals:
+        raise ConfigError(f"option '{option}' should be KEY=VALUE, such as train.iterations=500.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, name = path.split(".")
+    place = plain
+    for table in tables:
+        inner = place.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"option '{path}': '{table}' is not a group of options.")
+        place = inner
+    place[name] = value
+
+
+def _over(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in given.items():
+        inner = merged.get(key)
+        merged[key] = _over(inner, value) if isinstance(inner, dict) else value
+    return merged
 
 
 def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str = "") -> T:

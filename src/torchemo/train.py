@@ -115,6 +115,10 @@ class Trainer:
         self.iteration += 1
         return report
 
+    def skip(self) -> None:
+        """Leave out a step whose tasks could not be used."""
+        self.iteration += 1
+
     def state(self) -> dict[str, Params]:
         """Return everything that a resumed run needs, as groups of named tensors."""
         groups: dict[str, Params] = {

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import warnings
 
 import pytest
 import torch
@@ -62,7 +63,9 @@ def test_a_log_on_a_full_device_says_so():
 def as_nobody(work):
     """Run ``work`` in a process without rights and return what it raised."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child uses no other thread
+        pid = os.fork()
     if pid == 0:
         try:
             if os.getuid() == 0:

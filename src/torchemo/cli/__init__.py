@@ -1,17 +1,27 @@
 """The ``torchemo`` command. Options are parsed before torch is imported, so that help is quick."""
 
+import os
 import sys
 
 import tyro
 
 from torchemo.cli.demo import DemoCommand
+from torchemo.cli.evaluate import CompareCommand, EvalCommand
+from torchemo.cli.train import TrainCommand
 from torchemo.errors import TorchemoError
+
+COMMANDS = {
+    "demo": DemoCommand,
+    "train": TrainCommand,
+    "eval": EvalCommand,
+    "compare": CompareCommand,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, run the command, and exit with its code."""
     command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": DemoCommand},
+        COMMANDS,
         prog="torchemo",
         description="Episodic Memory Optimization for few-shot meta-learning.",
         args=arguments,
@@ -19,6 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(command.run())
     except TorchemoError as error:
+        if os.environ.get("TORCHEMO_DEBUG"):
+            raise
         print(f"torchemo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

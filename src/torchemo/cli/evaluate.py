@@ -1,0 +1,119 @@
+"""``torchemo eval`` and ``torchemo compare``: test tasks of a run; runs on the same tasks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+import tyro
+
+from torchemo.cli.output import interval, print_json, print_table
+from torchemo.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True)
+class EvalCommand:
+    """Score a run on fixed test tasks; its memory is only read, and proved unchanged."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    protocol: Literal["standard", "paper"] = "standard"
+    """standard: 15 queries per class. paper: K queries per class."""
+    tasks: int | None = None
+    """Test tasks; 600 by default, 1000 with the paper's protocol."""
+    split: Literal["test", "val"] = "test"
+    """Classes to draw tasks from."""
+    steps: int | None = None
+    """Inner steps; those of training by default."""
+    step: int | None = None
+    """Checkpoint to evaluate; the best on validation tasks by default."""
+    json: bool = False
+    """Print the result as JSON, with every task."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.runner import load_best
+        from torchemo.scoring import Protocol, score_run
+
+        tasks = self.tasks or (600 if self.protocol == "standard" else 1000)
+        protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
+        record = score_run(self.run_folder, load_best(self.run_folder, step=self.step), protocol)
+        if self.json:
+            print_json(record)
+        else:
+            _show_result(record)
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class CompareCommand:
+    """Compare runs, paired on the same tasks; the first run is the base."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders: the base first. With --against, one per training seed of the base method."""
+    against: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")] = ()
+    """Runs of the other method, one per seed, in the same order."""
+    protocol: Literal["standard", "paper"] = "standard"
+    """Which results to compare."""
+    split: Literal["test", "val"] = "test"
+    """Which results to compare."""
+    json: bool = False
+    """Print the comparison as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.comparison import compare, read_result
+
+        read = lambda p: read_result(p, split=self.split, protocol=self.protocol)  # noqa: E731
+        if self.against:
+            found = [compare([read(p) for p in self.runs], [read(p) for p in self.against])]
+        elif len(self.runs) < 2:
+            raise ConfigError("compare needs two runs or more, the base first.")
+        else:
+            base = read(self.runs[0])
+            found = [compare([base], [read(other)]) for other in self.runs[1:]]
+        if self.json:
+            print_json(found)
+        else:
+            for one in found:
+                _show_comparison(one)
+        return 0
+
+
+def _show_result(record: dict[str, Any]) -> None:
+    scale = 100.0 if record["metric"] == "accuracy" else 1.0
+    unit = "accuracy, %" if record["metric"] == "accuracy" else "mean squared error"
+    summary = record["summary"]
+    rows = [["all", interval(summary["last"], scale=scale), str(summary["last"]["n"])]]
+    for name, row in summary["per_domain"].get("groups", {}).items():
+        rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
+    title = f"{record['method']}: {unit} on {record['protocol']['split']} tasks ({record['protocol']['name']})"
+    print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
+    steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
+    print(f"after inner step  {steps}")
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    scale = 100.0 if found["metric"] == "accuracy" else 1.0
+    title = (
+        f"{found['other']['method']} minus {found['base']['method']} ({found['metric']}, paired)"
+    )
+    rows = [["all", _row(found["difference"], scale), f"{found['difference']['p_value']:.4f}"]]
+    rows += [
+        [name, _row(row, scale), f"{row['p_value']:.4f}"]
+        for name, row in found["per_domain"].items()
+    ]
+    print_table(title, ["domain", "difference [95 %]", "p"], rows)
+    means = ", ".join(
+        f"{found[s]['method']} {scale * found[s]['mean']:.2f}" for s in ("base", "other")
+    )
+    print(f"{means}; {found['tasks']} tasks, {found['seeds']} seed(s)")
+    if "over_seeds" in found:
+        print(
+            f"over seeds and tasks: {interval(found['over_seeds']['both'], scale=scale, sign=True)}"
+        )
+
+
+def _row(found: dict[str, Any], scale: float) -> str:
+    return interval(found["difference"], scale=scale, sign=True)

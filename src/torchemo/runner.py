@@ -1,0 +1,284 @@
+"""A run: train in a folder, validate, save, stop gracefully, resume bit for bit."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final
+
+from torchemo import checkpoint, history
+from torchemo.config import RunConfig
+from torchemo.environment import environment
+from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged
+from torchemo.evaluate import batches, evaluate
+from torchemo.events import EventLog, JsonLines, truncate_after
+from torchemo.experiment import Experiment, open_experiment
+from torchemo.runfolder import RunFolder, lock
+from torchemo.toml import dumps, loads
+from torchemo.train import StepReport
+
+VALIDATION_SEED = 0
+"""Validation tasks are the same in every run."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        iteration: Outer steps done.
+        best_step: The checkpoint with the best validation score.
+        best_score: That score: accuracy, or minus the squared error.
+        ended: All steps done, early stop, or asked to stop.
+    """
+
+    iteration: int
+    best_step: int | None
+    best_score: float | None
+    ended: Literal["finished", "early", "stopped"]
+
+
+@final
+@dataclass(frozen=True)
+class Progress:
+    """What a run knows besides its tensors; saved with every checkpoint."""
+
+    best_step: int | None = None
+    best_score: float | None = None
+    validations_since_best: int = 0
+    skipped_in_a_row: int = 0
+    skipped: tuple[int, ...] = ()
+
+    def scored(self, step: int, score: float) -> "Progress":
+        """Note a validation."""
+        if self.best_score is None or score > self.best_score:
+            return replace(self, best_step=step, best_score=score, validations_since_best=0)
+        return replace(self, validations_since_best=self.validations_since_best + 1)
+
+    def skip(self, step: int) -> "Progress":
+        """Note a step that was left out because its numbers were not finite."""
+        recent = tuple(s for s in self.skipped if s > step - 1000)
+        return replace(self, skipped_in_a_row=self.skipped_in_a_row + 1, skipped=(*recent, step))
+
+    @property
+    def diverged(self) -> bool:
+        """Ten steps in a row, or more than one in a hundred of the last thousand."""
+        return self.skipped_in_a_row >= 10 or len(self.skipped) > 10
+
+
+def config_hash(config: RunConfig) -> str:
+    """Digest of everything that decides a run."""
+    return hashlib.sha256(dumps(config).encode()).hexdigest()
+
+
+def start_run(root: Path, config: RunConfig) -> Experiment:
+    """Create a run folder with its configuration; refuse to write over another run."""
+    folder = RunFolder(root)
+    if folder.config.exists():
+        raise ConfigError(
+            f"{root} holds a run already.",
+            hint=f"Continue it with: torchemo train --resume {root}; or choose another --out.",
+        )
+    experiment = open_experiment(config)
+    folder.save(folder.config, dumps(config))
+    folder.save(folder.environment, json.dumps(environment(), indent=2) + "\n")
+    return experiment
+
+
+def read_config(root: Path) -> RunConfig:
+    """Read the configuration of a run."""
+    path = RunFolder(root).config
+    if not path.is_file():
+        raise ConfigError(f"{root} is not a run: it has no {path.name}.")
+    return loads(path.read_text(), RunConfig, where=str(path))
+
+
+def train_run(
+    root: Path,
+    config: RunConfig | None = None,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_event: Callable[[str, int, Mapping[str, Any]], None] = lambda event, step, fields: None,
+    accept_new_data: bool = False,
+) -> Outcome:
+    """Train in a folder; with ``config`` None, continue the run that is there.
+
+    Args:
+        root: The run folder.
+        config: Configuration of a new run.
+        should_stop: Asked after every outer step; the run is then saved and left.
+        on_event: Told everything that is logged.
+        accept_new_data: Continue although the data have changed since the run was started.
+    """
+    with lock(root):
+        history.sweep(root)
+        experiment = (
+            open_experiment(read_config(root)) if config is None else start_run(root, config)
+        )
+        run = _Run(root, experiment, on_event)
+        if config is None:
+            run.resume(accept_new_data=accept_new_data)
+        with EventLog(JsonLines(RunFolder(root).events)) as log:
+            run.log = log
+            return run.loop(should_stop)
+
+
+@final
+class _Run:
+    """The state of a run in progress."""
+
+    def __init__(
+        self,
+        root: Path,
+        experiment: Experiment,
+        on_event: Callable[[str, int, Mapping[str, Any]], None],
+    ) -> None:
+        self.root = root
+        self.experiment = experiment
+        self.trainer = experiment.trainer
+        self.on_event = on_event
+        self.progress = Progress()
+        self.saved_at: int | None = None
+        self.log: EventLog | None = None
+        self.fingerprint = experiment.source.fingerprint
+
+    def resume(self, *, accept_new_data: bool) -> None:
+        """Take over the newest checkpoint that verifies; later events are cut off."""
+        found = history.latest(self.root)
+        for damaged in found.skipped:
+            self.on_event("damaged", 0, {"path": str(damaged.path), "why": damaged.reason})
+        if found.path is None:
+            truncate_after(RunFolder(self.root).events, -1)
+            return
+        saved = checkpoint.load(found.path)
+        if saved.info.get("data") != self.fingerprint and not accept_new_data:
+            raise DataError(
+                f"{self.root}: the data differ from those the run was started with.",
+                hint="Restore the data, or pass --accept-new-data to go on with these.",
+            )
+        self.trainer.restore({name: dict(group) for name, group in saved.groups.items()})
+        known = saved.info["progress"]
+        self.progress = Progress(**{**known, "skipped": tuple(known["skipped"])})
+        self.saved_at = saved.step
+        history.rewind(self.root, saved.step)
+        truncate_after(RunFolder(self.root).events, saved.step)
+
+    def loop(self, should_stop: Callable[[], bool]) -> Outcome:
+        """Train until done, early stop, or asked to stop."""
+        train = self.experiment.config.train
+        while self.trainer.iteration < train.iterations:
+            if self._exhausted():
+                return self._outcome("early")
+            self._step()
+            done = self.trainer.iteration
+            if done % train.validate_every == 0 or done == train.iterations:
+                self._validate()
+                self._save()
+            if should_stop() and done < train.iterations:
+                self._save()
+                return self._outcome("stopped")
+        return self._outcome("finished")
+
+    def _exhausted(self) -> bool:
+        patience = self.experiment.config.train.patience
+        return patience is not None and self.progress.validations_since_best >= patience
+
+    def _step(self) -> None:
+        train, iteration = self.experiment.config.train, self.trainer.iteration
+        episode = self.experiment.source.sample(
+            "train", seed=train.seed, start=iteration * train.tasks, count=train.tasks
+        )
+        try:
+            report = self.trainer.step(episode)
+        except Diverged as error:
+            self.trainer.skip()
+            self.progress = self.progress.skip(iteration)
+            self._emit("skipped", {"why": error.message})
+            if self.progress.diverged:
+                raise
+            return
+        self.progress = replace(self.progress, skipped_in_a_row=0)
+        self._emit("step", _fields(report, self.trainer.emo))
+
+    def _validate(self) -> None:
+        config = self.experiment.config
+        scores = evaluate(
+            self.trainer.learner,
+            self.trainer.params,
+            batches(
+                lambda start, count: self.experiment.source.sample(
+                    "val", seed=VALIDATION_SEED, start=start, count=count
+                ),
+                tasks=config.train.validation_tasks,
+                size=config.train.tasks,
+            ),
+            emo=self.trainer.emo,
+            batched=self.trainer.batched,
+        )
+        loss = float(scores.loss[:, -1].mean())
+        accuracy = None if scores.accuracy is None else float(scores.accuracy[:, -1].mean())
+        score = -loss if accuracy is None else accuracy
+        self.progress = self.progress.scored(self.trainer.iteration, score)
+        self._emit("validation", {"loss": loss, "accuracy": accuracy, "score": score})
+
+    def _save(self) -> None:
+        step = self.trainer.iteration
+        if self.saved_at == step:
+            return
+        if self.log is not None:
+            self.log.flush()
+        info = {"data": self.fingerprint, "progress": _plain(self.progress)}
+        checkpoint.publish(
+            self.root,
+            step,
+            groups={name: group for name, group in self.trainer.state().items() if group},
+            info=info,
+            config_hash=config_hash(self.experiment.config),
+        )
+        self.saved_at = step
+        best = [] if self.progress.best_step is None else [self.progress.best_step]
+        history.prune(self.root, keep_last=2, keep=best)
+        self.on_event("saved", step, {})
+
+    def _emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        if self.log is not None:
+            self.log.emit(event, self.trainer.iteration, fields=fields)
+        self.on_event(event, self.trainer.iteration, fields)
+
+    def _outcome(self, ended: Literal["finished", "early", "stopped"]) -> Outcome:
+        best = self.progress
+        return Outcome(self.trainer.iteration, best.best_step, best.best_score, ended)
+
+
+def load_best(root: Path, *, step: int | None = None) -> Experiment:
+    """Open a finished run at its best checkpoint, or at the one of ``step``."""
+    experiment = open_experiment(read_config(root))
+    newest = history.latest(root).path
+    if newest is None:
+        raise CheckpointError(f"{root} has no checkpoint that can be read.")
+    saved = checkpoint.load(newest)
+    best = step if step is not None else saved.info["progress"]["best_step"]
+    if best is not None and best != saved.step:
+        saved = checkpoint.load(checkpoint.step_folder(root, best))
+    experiment.trainer.restore({name: dict(group) for name, group in saved.groups.items()})
+    return experiment
+
+
+def _plain(progress: Progress) -> dict[str, Any]:
+    return {**vars(progress), "skipped": list(progress.skipped)}
+
+
+def _fields(report: StepReport, emo: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "loss": float(report.losses.mean()),
+        "gradient_norm": report.gradient_norm,
+    }
+    if report.recognition_loss is not None:
+        fields["recognition_loss"] = report.recognition_loss
+    if report.statistics is not None and emo is not None:
+        fields["filled"] = len(emo.memory)
+        for name in ("age", "distance", "same_domain"):
+            value = getattr(report.statistics, name)
+            if value is not None:
+                fields[name] = value
+    return fields

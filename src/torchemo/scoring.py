@@ -1,0 +1,118 @@
+"""Test results of a run: every task's score on fixed tasks, in a file beside the run."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from torchemo.emo import EMO
+from torchemo.errors import DataError
+from torchemo.evaluate import batches, evaluate
+from torchemo.experiment import Experiment
+from torchemo.runfolder import RunFolder
+from torchemo.stats import mean_interval, summarise_by_group
+from torchemo.train import Trainer
+
+
+@final
+@dataclass(frozen=True)
+class Protocol:
+    """Which test tasks: ``standard`` has 15 queries per class, ``paper`` K (A14)."""
+
+    name: Literal["standard", "paper"] = "standard"
+    tasks: int = 600
+    seed: int = 0
+    split: Literal["test", "val"] = "test"
+    steps: int | None = None
+
+    def queries(self, n_shot: int, *, regression: bool) -> int | None:
+        """Queries per class."""
+        if regression:
+            return None
+        return 15 if self.name == "standard" else n_shot
+
+
+def memory_digest(emo: EMO | None) -> str:
+    """Digest of a memory and everything that belongs to it; evaluation must not change it."""
+    digest = hashlib.sha256()
+    if emo is not None:
+        for name, tensor in sorted(emo.state_dict().items()):
+            digest.update(
+                name.encode()
+                + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
+    return digest.hexdigest()
+
+
+def score_run(root: Path, experiment: Experiment, protocol: Protocol) -> dict[str, Any]:
+    """Evaluate a run on its test tasks and write the result beside it.
+
+    Returns:
+        The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
+        accuracy after every inner step; with means and intervals.
+    """
+    trainer, source = experiment.trainer, experiment.source
+    regression = source.shape.kind == "regression"
+    queries = protocol.queries(source.shape.n_shot, regression=regression)
+    before = memory_digest(trainer.emo)
+    scores = evaluate(
+        trainer.learner,
+        trainer.params,
+        batches(
+            lambda start, count: source.sample(
+                protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
+            ),
+            tasks=protocol.tasks,
+        ),
+        emo=trainer.emo,
+        steps=protocol.steps,
+        batched=trainer.batched,
+    )
+    if memory_digest(trainer.emo) != before:
+        raise DataError("evaluation changed the memory; the result is not valid.")
+    accuracy = None if scores.accuracy is None else scores.accuracy
+    metric = "mse" if accuracy is None else "accuracy"
+    values = scores.loss if accuracy is None else accuracy
+    record = {
+        "run": str(root),
+        "method": method_name(trainer),
+        "seed": experiment.config.train.seed,
+        "step": trainer.iteration,
+        "protocol": asdict(protocol),
+        "data": source.fingerprint,
+        "memory_sha256": before,
+        "domains": list(source.domains),
+        "metric": metric,
+        "episode": scores.episode.tolist(),
+        "domain": scores.domain.tolist(),
+        "per_task": [[round(float(v), 7) for v in row] for row in values],
+        "summary": _summary(values, scores.domain, source.domains),
+    }
+    folder = RunFolder(root)
+    folder.save(root / f"eval-{protocol.split}-{protocol.name}.json", json.dumps(record) + "\n")
+    return record
+
+
+def method_name(trainer: Trainer) -> str:
+    """Name the learner and how it remembers."""
+    learner = type(trainer.learner).__name__
+    if trainer.learner.loop.adapts != "all":
+        learner = {"head": "ANIL", "body": "BOIL"}[trainer.learner.loop.adapts]
+    return learner if trainer.emo is None else f"{learner} + EMO"
+
+
+def _summary(values: torch.Tensor, domain: torch.Tensor, names: tuple[str, ...]) -> dict[str, Any]:
+    last = values[:, -1].double().numpy()
+    known = sorted({int(d) for d in domain if d >= 0})
+    per_domain: dict[str, Any] = {}
+    if known:
+        table = summarise_by_group(last, domain.numpy(), names=list(names))
+        per_domain = table.to_dict()
+    return {
+        "per_step": [float(v) for v in values.double().mean(0)],
+        "last": mean_interval(last).to_dict(),
+        "per_domain": per_domain,
+    }
