@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from torchemo import checkpoint, history
 from torchemo.config import RunConfig
-from torchemo.environment import environment
 from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged
 from torchemo.evaluate import batches, evaluate
-from torchemo.events import EventLog, JsonLines, truncate_after
 from torchemo.experiment import Experiment, open_experiment
-from torchemo.runfolder import RunFolder, lock
+from torchemo.runs import checkpoint, history
+from torchemo.runs.environment import environment
+from torchemo.runs.events import EventLog, JsonLines, truncate_after
+from torchemo.runs.folder import RunFolder, lock
 from torchemo.toml import dumps, loads
 from torchemo.train import StepReport
 

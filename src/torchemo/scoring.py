@@ -12,7 +12,7 @@ from torchemo.emo import EMO
 from torchemo.errors import DataError
 from torchemo.evaluate import batches, evaluate
 from torchemo.experiment import Experiment
-from torchemo.runfolder import RunFolder
+from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval, summarise_by_group
 from torchemo.train import Trainer
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import tyro
 
@@ -10,7 +12,7 @@ from torchemo.cli.evaluate import CompareCommand, EvalCommand
 from torchemo.cli.train import TrainCommand
 from torchemo.errors import TorchemoError
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": DemoCommand,
     "train": TrainCommand,
     "eval": EvalCommand,

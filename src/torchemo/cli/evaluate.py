@@ -65,7 +65,9 @@ class CompareCommand:
         """Run the command."""
         from torchemo.comparison import compare, read_result
 
-        read = lambda p: read_result(p, split=self.split, protocol=self.protocol)  # noqa: E731
+        def read(path: Path) -> dict[str, Any]:
+            return read_result(path, split=self.split, protocol=self.protocol)
+
         if self.against:
             found = [compare([read(p) for p in self.runs], [read(p) for p in self.against])]
         elif len(self.runs) < 2:
@@ -88,7 +90,8 @@ def _show_result(record: dict[str, Any]) -> None:
     rows = [["all", interval(summary["last"], scale=scale), str(summary["last"]["n"])]]
     for name, row in summary["per_domain"].get("groups", {}).items():
         rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
-    title = f"{record['method']}: {unit} on {record['protocol']['split']} tasks ({record['protocol']['name']})"
+    protocol = record["protocol"]
+    title = f"{record['method']}: {unit} on {protocol['split']} tasks ({protocol['name']})"
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
     steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
     print(f"after inner step  {steps}")

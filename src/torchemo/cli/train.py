@@ -37,7 +37,7 @@ class TrainCommand:
     def run(self) -> int:
         """Run the command."""
         from torchemo.runner import train_run
-        from torchemo.signals import GracefulStop
+        from torchemo.runs.signals import GracefulStop
 
         config = None if self.resume is not None else self.resolved()
         root = self._root()
@@ -122,7 +122,7 @@ class _Printer:
         """Show an event."""
         if self.as_json:
             from torchemo.cli.output import print_json
-            from torchemo.events import plain
+            from torchemo.runs.events import plain
 
             print_json(plain({"event": event, "step": step, **fields}))
         elif self.bar is not None and event == "step":

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from torchemo.errors import ResourceError
-from torchemo.runfolder import RunFolder, lock
+from torchemo.runs.folder import RunFolder, lock
 
 
 def test_everything_has_its_place(tmp_path):

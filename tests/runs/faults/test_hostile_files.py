@@ -9,7 +9,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-from torchemo.checkpoint import load
+from torchemo.runs.checkpoint import load
 from torchemo.errors import CheckpointError
 
 pytestmark = pytest.mark.faults

@@ -3,7 +3,7 @@
 A checkpoint is ``run/checkpoints/step-<N>/``: one safetensors file per group of tensors, and a sealed
 manifest. It exists if and only if its folder has its final name. There is no pointer to the latest one:
 the latest is the highest step that verifies. All functions that change something are for the one writer
-that holds the lock of the run (`torchemo.runfolder`).
+that holds the lock of the run (`torchemo.runs.folder`).
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
-from torchemo import durable, manifest, tensorfile
-from torchemo.durable import StrPath
-from torchemo.environment import versions
+from torchemo.runs import durable, manifest, tensorfile
+from torchemo.runs.durable import StrPath
+from torchemo.runs.environment import versions
 from torchemo.errors import CheckpointError, ResourceError
-from torchemo.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
+from torchemo.runs.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 
 Groups: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 """Named groups of named tensors: ``{"state": {name: tensor}, "memory": {name: tensor}}``."""

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from torchemo.checkpoint import folder_of, load, publish, published, step_of, verify
+from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
 from torchemo.errors import ResourceError, TorchemoError
-from torchemo.events import EventLog, JsonLines, read, truncate_after
-from torchemo.history import latest, prune, rewind, sweep
-from torchemo.runfolder import lock
-from torchemo.signals import GracefulStop
+from torchemo.runs.events import EventLog, JsonLines, read, truncate_after
+from torchemo.runs.history import latest, prune, rewind, sweep
+from torchemo.runs.folder import lock
+from torchemo.runs.signals import GracefulStop
 
 
 def state(step):

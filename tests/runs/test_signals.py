@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from torchemo.signals import GracefulStop
+from torchemo.runs.signals import GracefulStop
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

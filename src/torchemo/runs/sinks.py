@@ -4,9 +4,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
-from torchemo.durable import StrPath
+from torchemo.runs.durable import StrPath
 from torchemo.errors import ConfigError
-from torchemo.events import RESERVED, Event, plain
+from torchemo.runs.events import RESERVED, Event, plain
 
 
 def numbers(event: Event) -> dict[str, float]:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from torchemo import durable
+from torchemo.runs import durable
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):

@@ -7,11 +7,11 @@ import warnings
 import pytest
 import torch
 
-from torchemo.checkpoint import folder_of, publish, step_of, verify
+from torchemo.runs.checkpoint import folder_of, publish, step_of, verify
 from torchemo.errors import ResourceError
-from torchemo.events import EventLog, JsonLines, read
-from torchemo.history import latest
-from torchemo.runfolder import RunFolder, lock
+from torchemo.runs.events import EventLog, JsonLines, read
+from torchemo.runs.history import latest
+from torchemo.runs.folder import RunFolder, lock
 
 pytestmark = pytest.mark.faults
 

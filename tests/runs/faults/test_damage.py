@@ -7,9 +7,9 @@ import struct
 import pytest
 import torch
 
-from torchemo.checkpoint import load, publish, step_folder, step_of, verify
+from torchemo.runs.checkpoint import load, publish, step_folder, step_of, verify
 from torchemo.errors import CheckpointError
-from torchemo.history import latest
+from torchemo.runs.history import latest
 
 pytestmark = pytest.mark.faults
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from torchemo.environment import commit_of, environment, versions
+from torchemo.runs.environment import commit_of, environment, versions
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

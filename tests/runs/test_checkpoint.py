@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from torchemo import durable, manifest
-from torchemo.checkpoint import (
+from torchemo.runs import durable, manifest
+from torchemo.runs.checkpoint import (
     folder_of,
     is_sound,
     load,

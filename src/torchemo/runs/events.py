@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-from torchemo.durable import StrPath, sync_folder
+from torchemo.runs.durable import StrPath, sync_folder
 from torchemo.errors import ConfigError, DataError, ResourceError
 
 Event: TypeAlias = Mapping[str, Any]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import final
 from uuid import uuid4
 
-from torchemo import durable
-from torchemo.checkpoint import (
+from torchemo.runs import durable
+from torchemo.runs.checkpoint import (
     folder_of,
     is_newer,
     is_sound,
@@ -21,7 +21,7 @@ from torchemo.checkpoint import (
     step_of,
     verify,
 )
-from torchemo.durable import StrPath
+from torchemo.runs.durable import StrPath
 from torchemo.errors import CheckpointError, ConfigError, ResourceError
 
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchemo.checkpoint import folder_of, load, publish, published, step_folder, step_of
+from torchemo.runs.checkpoint import folder_of, load, publish, published, step_folder, step_of
 from torchemo.errors import CheckpointError, ConfigError, ResourceError
-from torchemo.history import latest, prune, rewind, sweep
+from torchemo.runs.history import latest, prune, rewind, sweep
 
 
 def save(run, *steps):
@@ -60,7 +60,7 @@ def test_when_all_are_damaged_there_is_no_latest_and_all_are_named(tmp_path):
 
 def test_nothing_is_taken_in_place_of_a_newer_format(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("torchemo.manifest.FORMAT_VERSION", 2)
+    monkeypatch.setattr("torchemo.runs.manifest.FORMAT_VERSION", 2)
     save(tmp_path, 2)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=r"has format 2.*\nUpgrade torchemo"):
@@ -82,7 +82,7 @@ def test_a_checkpoint_pruned_while_we_look_is_not_reported_as_damaged(tmp_path, 
             shutil.rmtree(path)
             raise CheckpointError("gone")
 
-    monkeypatch.setattr("torchemo.history.verify", pruned_meanwhile)
+    monkeypatch.setattr("torchemo.runs.history.verify", pruned_meanwhile)
     found = latest(tmp_path)
     assert (found.path, found.skipped) == (step_folder(tmp_path, 1), ())
 

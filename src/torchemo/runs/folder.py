@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from torchemo import durable
-from torchemo.durable import StrPath
+from torchemo.runs import durable
+from torchemo.runs.durable import StrPath
 from torchemo.errors import ResourceError
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchemo.errors import ConfigError, DataError, ResourceError
-from torchemo.events import EventLog, JsonLines, Sink, plain, read, truncate_after
-from torchemo.sinks import TensorBoard, WeightsAndBiases
+from torchemo.runs.events import EventLog, JsonLines, Sink, plain, read, truncate_after
+from torchemo.runs.sinks import TensorBoard, WeightsAndBiases
 
 
 def write_log(path, steps):
