@@ -1,5 +1,6 @@
 """One door for every form of image data: recognise it, list it, read it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from torchemo.data.archive import list_zip
 from torchemo.data.decode import Resample
 from torchemo.data.folder import list_folder
 from torchemo.data.index import ClassIndex
+from torchemo.data.layouts import recognise
 from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for, listing_of
 from torchemo.data.npz import list_npz
 from torchemo.data.packed import is_packed, open_packed
@@ -22,6 +24,7 @@ def load(
     channels: int | None = None,
     splits: Splits | None = None,
     domain: str | None = None,
+    boxes: bool = True,
     resample: Resample = "lanczos",
     skip_bad: bool = False,
     progress: Progress | None = None,
@@ -35,6 +38,7 @@ def load(
         channels: 1 or 3; by default that of the first picture.
         splits: Where the splits come from; by default see `find`.
         domain: Name of the domain; by default that of the file or folder.
+        boxes: Cut pictures to the bounding boxes that come with them (CUB, FGVC-Aircraft).
         resample: How pictures are resized.
         skip_bad: Leave out pictures that cannot be read, instead of stopping at the first.
         progress: Called with (pictures done, pictures in all).
@@ -48,7 +52,7 @@ def load(
         size = (image_size,) * 2 if image_size is not None else index.shape[1:]
         if index.shape == (channels or index.shape[0], *size):
             return index
-    listing = find(path, splits=splits, domain=domain)
+    listing = find(path, splits=splits, domain=domain, boxes=boxes)
     return read(
         listing,
         image_size=image_size,
@@ -59,7 +63,13 @@ def load(
     )
 
 
-def find(path: Path | str, *, splits: Splits | None = None, domain: str | None = None) -> Listing:
+def find(
+    path: Path | str,
+    *,
+    splits: Splits | None = None,
+    domain: str | None = None,
+    boxes: bool = True,
+) -> Listing:
     """Recognise what lies at a path and list its classes; no picture is decoded.
 
     Splits come from ``splits``; else from a ``splits.json`` beside or inside the data that speaks of it;
@@ -73,13 +83,12 @@ def find(path: Path | str, *, splits: Splits | None = None, domain: str | None =
     chosen = splits if splits is not None else _splits_beside(path)
     if isinstance(chosen, SplitFile):
         chosen = read_split_file(chosen, data_name=path.name)
-    return Listing(
-        assign(listing.classes, chosen),
-        listing.layout,
-        listing.image_size,
-        listing.channels,
-        listing.invert,
-    )
+    classes = assign(listing.classes, chosen)
+    if not boxes:
+        classes = tuple(
+            c._replace(pictures=[p._replace(box=None) for p in c.pictures]) for c in classes
+        )
+    return replace(listing, classes=classes)
 
 
 def read(
@@ -122,6 +131,9 @@ def _recognise(path: Path, domain: str) -> Listing:
     if is_packed(path):
         return listing_of(open_packed(path), name=path.name)
     if path.is_dir():
+        published = recognise(path, domain=domain)
+        if published is not None:
+            return published
         pictures, empty = list_folder(path)
         classes = arrange(pictures, empty=empty, domain=domain, where=str(path))
         return Listing(classes, "class folders")

@@ -1,0 +1,181 @@
+"""Published few-shot sets that come as arrays: pickles and ``.npz`` files by split.
+
+Every reader returns None where a folder is not of its layout. Labels of these sets count anew in every file,
+so classes without a name of their own are called by split and number.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchemo.data.listing import SPLIT_FOLDERS, ListedClass, Listing, Picture
+from torchemo.data.npz import channels_last, read_arrays, rows_as_pictures
+from torchemo.data.pickles import read_pickle
+from torchemo.errors import DataError
+
+_CACHE_FILE = re.compile(r"mini-?imagenet-cache-(train|val|validation|test)\.pkl", re.IGNORECASE)
+_SPLIT_FILE = re.compile(
+    r"(?P<set>.+?)_(?P<split>train_phase_train|train|val|validation|test)\.(pickle|pkl)",
+    re.IGNORECASE,
+)
+
+
+def mini_imagenet_cache(root: Path, domain: str) -> Listing | None:
+    """Read ``mini-imagenet-cache-{train,val,test}.pkl``: ``image_data`` and rows by class."""
+    files = _matching(root, _CACHE_FILE)
+    if not files:
+        return None
+    classes = []
+    for match, path in files:
+        content = _dict_with(read_pickle(path), ("image_data", "class_dict"), path=path)
+        images = channels_last(_pictures_array(content["image_data"], path=path))
+        for name, rows in sorted(content["class_dict"].items()):
+            pictures = rows_as_pictures(images, _rows(rows, len(images), path=path), name=path.name)
+            classes.append(
+                ListedClass(str(name), pictures, SPLIT_FOLDERS[match[1].lower()], domain)
+            )
+    return Listing(tuple(classes), "miniImageNet cache")
+
+
+def split_pickles(root: Path, domain: str) -> Listing | None:
+    """Read ``<set>_{train,val,test}.pickle`` (miniImageNet, CIFAR-FS, FC100): ``data`` and ``labels``.
+
+    Reading: of the base classes' three files in the miniImageNet release of Gidaris and Komodakis only
+    ``train_phase_train`` is taken; the other two are further pictures of the same classes.
+    """
+    files = _matching(root, _SPLIT_FILE)
+    files = [
+        (m, p) for m, p in files if not m["set"].lower().endswith(("_phase", "_images", "_labels"))
+    ]
+    if not files:
+        return None
+    sets = {match["set"].lower() for match, _ in files}
+    if len(sets) > 1:
+        raise DataError(
+            f"{root}: holds several sets of pictures: {', '.join(sorted(sets))}.",
+            hint="Put the files of each set into a folder of its own.",
+        )
+    classes: list[ListedClass] = []
+    for match, path in files:
+        content = _dict_with(read_pickle(path), ("data", "labels"), path=path)
+        images = channels_last(_pictures_array(content["data"], path=path))
+        split = SPLIT_FOLDERS[match["split"].lower().removesuffix("_phase_train")]
+        classes += _by_label(images, content["labels"], split=split, domain=domain, path=path)
+    return Listing(tuple(classes), f"{files[0][0]['set']} pickles")
+
+
+def tiered_imagenet(root: Path, domain: str) -> Listing | None:
+    """Read ``{train,val,test}_images_png.pkl`` or ``_images.npz``, with ``_labels.pkl``."""
+    classes: list[ListedClass] = []
+    for split in ("train", "val", "test"):
+        encoded, arrays = root / f"{split}_images_png.pkl", root / f"{split}_images.npz"
+        labels = root / f"{split}_labels.pkl"
+        if not labels.is_file() or not (encoded.is_file() or arrays.is_file()):
+            continue
+        content = read_pickle(labels)
+        numbers, names = _labels_and_names(content)
+        if arrays.is_file():
+            path, stored = arrays, read_arrays(arrays)
+            images = channels_last(_dict_with(stored, ("images",), path=path)["images"])
+            found = _by_label(images, numbers, split=split, domain=domain, path=path, names=names)
+        else:
+            path, files = encoded, read_pickle(encoded)
+            found = _by_label(files, numbers, split=split, domain=domain, path=path, names=names)
+        classes += found
+    return Listing(tuple(classes), "tieredImageNet") if classes else None
+
+
+def _matching(root: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
+    paths = sorted(path for path in root.iterdir() if path.is_file())
+    return [(match, path) for path in paths if (match := pattern.fullmatch(path.name))]
+
+
+def _dict_with(content: Any, keys: Sequence[str], *, path: Path) -> dict[str, Any]:
+    if not isinstance(content, dict) or any(key not in content for key in keys):
+        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise DataError(f"{path}: should hold {' and '.join(keys)}, holds {found}.")
+    return content
+
+
+def _pictures_array(value: Any, *, path: Path) -> NDArray[Any]:
+    try:
+        images = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{path}: its pictures are not of one shape.") from error
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: pictures should be uint8 [n, h, w, c],"
+            f" got {images.dtype} of shape {list(images.shape)}."
+        )
+    return images
+
+
+def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:
+    numbers = np.asarray(rows)
+    if numbers.size and (
+        not np.issubdtype(numbers.dtype, np.integer)
+        or numbers.ndim != 1
+        or numbers.min() < 0
+        or numbers.max() >= total
+    ):
+        raise DataError(f"{path}: a class lists pictures that are not there.")
+    return numbers.astype(np.int64)
+
+
+def _labels_and_names(content: Any) -> tuple[Any, Sequence[str] | None]:
+    """Find the fine labels, and the names they stand for where the file has them."""
+    if not isinstance(content, dict):
+        return content, None
+    for key in ("label_specific", "labels", "label"):
+        if key in content:
+            return content[key], content.get(f"{key}_str")
+    return (), None
+
+
+def _by_label(
+    images: Sequence[Any] | NDArray[Any],
+    labels: Any,
+    *,
+    split: str,
+    domain: str,
+    path: Path,
+    names: Sequence[str] | None = None,
+) -> list[ListedClass]:
+    """Sort pictures into classes by their label."""
+    numbers = np.asarray(labels)
+    if numbers.ndim != 1 or len(numbers) != len(images) or numbers.dtype.kind not in "iuSU":
+        raise DataError(
+            f"{path}: has {len(images)} pictures, but labels {numbers.dtype} of shape"
+            f" {list(numbers.shape)}."
+        )
+    classes = []
+    for label in np.unique(numbers):
+        rows = (numbers == label).nonzero()[0]
+        pictures = [
+            Picture(f"{path.name}[{row}]", partial(_encoded, images, int(row))) for row in rows
+        ]
+        classes.append(ListedClass(_name(label, names, split, path), pictures, split, domain))
+    return classes
+
+
+def _name(label: Any, names: Sequence[str] | None, split: str, path: Path) -> str:
+    if np.issubdtype(type(label), np.character):
+        return label.decode("latin1") if isinstance(label, bytes) else str(label)
+    if names is None:
+        return f"{split} {int(label):04d}"
+    if not 0 <= int(label) < len(names):
+        raise DataError(f"{path}: has label {int(label)}, but only {len(names)} class names.")
+    return str(names[int(label)])
+
+
+def _encoded(images: Sequence[Any] | NDArray[Any], row: int) -> bytes | NDArray[Any]:
+    """Return a picture of an array, or the bytes of one that was stored as a file in memory."""
+    picture: bytes | NDArray[Any] = images[row]
+    if isinstance(images, np.ndarray) or isinstance(picture, bytes):
+        return picture
+    return picture.tobytes()
