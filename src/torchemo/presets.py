@@ -48,7 +48,7 @@ _PAPER = EMOConfig(
     memory=MemoryConfig(capacity=100),
     key=KeyConfig(embedder="shared", unit=False),
     retrieval=RetrievalConfig(k=20, weights="uniform"),
-    aggregator=AggregatorConfig(kind="mean"),
+    aggregator=AggregatorConfig(kind="mean", max_neighbors=9),
     value=ValueConfig(reduction="sum", memory_steps="all"),
 )
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from torchemo.errors import CheckpointError
-from torchemo.runs.tensorfile import DTYPES, check_finite, decode, encode, read_specs, spec, specs_of
+from torchemo.runs.tensorfile import (
+    DTYPES,
+    check_finite,
+    decode,
+    encode,
+    read_specs,
+    spec,
+    specs_of,
+)
 
 
 def specs_in(path, raw):
