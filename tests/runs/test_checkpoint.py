@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from torchemo.errors import CheckpointError, ResourceError
 from torchemo.runs import durable, manifest
 from torchemo.runs.checkpoint import (
     folder_of,
@@ -22,7 +23,6 @@ from torchemo.runs.checkpoint import (
     step_folder,
     verify,
 )
-from torchemo.errors import CheckpointError, ResourceError
 
 GOLDEN = os.path.join(os.path.dirname(__file__), "faults", "golden")
 

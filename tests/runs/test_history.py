@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchemo.runs.checkpoint import folder_of, load, publish, published, step_folder, step_of
 from torchemo.errors import CheckpointError, ConfigError, ResourceError
+from torchemo.runs.checkpoint import folder_of, load, publish, published, step_folder, step_of
 from torchemo.runs.history import latest, prune, rewind, sweep
 
 

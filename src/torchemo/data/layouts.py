@@ -214,7 +214,7 @@ def _pairs(path: Path) -> dict[str, str]:
     short = [pair for pair in pairs if len(pair) != 2]
     if short:
         raise DataError(f"{path}: expected a number and a name in every line, got {short[0]}.")
-    return {key: value for key, value in pairs}
+    return dict(pairs)
 
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:

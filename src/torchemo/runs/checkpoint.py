@@ -18,10 +18,10 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
+from torchemo.errors import CheckpointError, ResourceError
 from torchemo.runs import durable, manifest, tensorfile
 from torchemo.runs.durable import StrPath
 from torchemo.runs.environment import versions
-from torchemo.errors import CheckpointError, ResourceError
 from torchemo.runs.manifest import MANIFEST, SUFFIX, FileEntry, Manifest
 
 Groups: TypeAlias = Mapping[str, Mapping[str, Tensor]]

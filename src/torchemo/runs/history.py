@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import final
 from uuid import uuid4
 
+from torchemo.errors import CheckpointError, ConfigError, ResourceError
 from torchemo.runs import durable
 from torchemo.runs.checkpoint import (
     folder_of,
@@ -22,7 +23,6 @@ from torchemo.runs.checkpoint import (
     verify,
 )
 from torchemo.runs.durable import StrPath
-from torchemo.errors import CheckpointError, ConfigError, ResourceError
 
 
 @final

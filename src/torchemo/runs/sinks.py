@@ -4,8 +4,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
-from torchemo.runs.durable import StrPath
 from torchemo.errors import ConfigError
+from torchemo.runs.durable import StrPath
 from torchemo.runs.events import RESERVED, Event, plain
 
 

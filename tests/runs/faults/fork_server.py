@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
 from torchemo.errors import ResourceError, TorchemoError
+from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
 from torchemo.runs.events import EventLog, JsonLines, read, truncate_after
-from torchemo.runs.history import latest, prune, rewind, sweep
 from torchemo.runs.folder import lock
+from torchemo.runs.history import latest, prune, rewind, sweep
 from torchemo.runs.signals import GracefulStop
 
 

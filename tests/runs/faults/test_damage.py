@@ -7,8 +7,8 @@ import struct
 import pytest
 import torch
 
-from torchemo.runs.checkpoint import load, publish, step_folder, step_of, verify
 from torchemo.errors import CheckpointError
+from torchemo.runs.checkpoint import load, publish, step_folder, step_of, verify
 from torchemo.runs.history import latest
 
 pytestmark = pytest.mark.faults

@@ -8,9 +8,9 @@ import pytest
 import torch
 from syscall_tap import READS, Tap, power_cuts
 
+from torchemo.errors import ResourceError
 from torchemo.runs import durable
 from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
-from torchemo.errors import ResourceError
 from torchemo.runs.events import EventLog, JsonLines, read, truncate_after
 from torchemo.runs.history import latest, prune, rewind, sweep
 
