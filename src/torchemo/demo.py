@@ -1,30 +1,18 @@
-"""The demo: MAML against MAML with memory on the same embedded tasks, paired."""
+"""The demo: MAML against MAML with memory, 5-way 1-shot on synthetic pictures, paired."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
 
-import numpy as np
-from torch import Tensor
+from torchemo.comparison import compare
+from torchemo.config import ModelConfig, RunConfig
+from torchemo.presets import preset
+from torchemo.runner import load_best, train_run
+from torchemo.scoring import Protocol, score_run
 
-from torchemo.build import TaskShape, build_emo, build_learner
-from torchemo.config import (
-    AggregatorConfig,
-    EMOConfig,
-    KeyConfig,
-    LearnerConfig,
-    MemoryConfig,
-    RetrievalConfig,
-    ValueConfig,
-)
-from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.emo import EMO
-from torchemo.evaluate import Scores, batches, evaluate
-from torchemo.models import MLP
-from torchemo.recognition import SelfRecognition
-from torchemo.stats import PairedDifference, paired_difference
-from torchemo.train import Trainer
-from torchemo.types import Episode
+RUNS = {"maml": "maml", "maml-emo": "maml-emo"}
+"""Folder and preset of the two runs."""
 
 
 @final
@@ -32,66 +20,60 @@ from torchemo.types import Episode
 class DemoConfig:
     """Options of the demo."""
 
-    iterations: int = 1500
+    iterations: int = 300
     """Outer steps of each of the two runs."""
-    tasks: int = 16
-    """Tasks per outer step."""
-    test_tasks: int = 1000
+    test_tasks: int = 400
     """Test tasks, the same for both runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
 
 
-class DemoResult(NamedTuple):
-    """Test losses of both runs on the same tasks, and their paired difference (memory minus base)."""
+def demo_run(name: str, config: DemoConfig) -> RunConfig:
+    """Return the configuration of one of the two runs: small pictures, a small network."""
+    base = preset(RUNS[name])
+    return replace(
+        base,
+        learner=replace(base.learner, inner_lr=0.1, steps=3),
+        model=ModelConfig(filters=16),
+        data=replace(base.data, image_size=28, n_query=5),
+        emo=replace(
+            base.emo,
+            memory=replace(base.emo.memory, warmup=40),
+            key=replace(base.emo.key, recognition_older=16),
+        ),
+        train=replace(
+            base.train,
+            iterations=config.iterations,
+            validate_every=max(config.iterations // 4, 1),
+            validation_tasks=60,
+            seed=config.seed,
+        ),
+    )
 
-    base: Scores
-    memory: Scores
-    difference: PairedDifference
 
-
-SPEC = RegressionSpec("hsml4", n_shot=10, n_query=10)
-TASKS = TaskShape("regression", (1,), 1, n_shot=10)
-LEARNER = LearnerConfig(inner_lr=0.003, steps=5)
-EMO_OPTIONS = EMOConfig(
-    memory=MemoryConfig(capacity=16, write="consolidate"),
-    key=KeyConfig(embedder="pairs", layers=2, training="self_recognition"),
-    retrieval=RetrievalConfig(k=None),
-    aggregator=AggregatorConfig(kind="sum"),
-    value=ValueConfig(content="meta"),
-)
-
-
-def run_demo(config: DemoConfig, *, progress: Callable[[str, int], None]) -> DemoResult:
-    """Train both learners on the same tasks and compare them on the same test tasks.
+def run_demo(
+    root: Path,
+    config: DemoConfig,
+    *,
+    on_event: Callable[[str, str, int, Mapping[str, Any]], None],
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Train both, score both on the same unseen classes, and compare them in pairs.
 
     Args:
+        root: Folder for the two runs.
         config: Options.
-        progress: Called with the run's name and its number of finished outer steps.
+        on_event: Told the run's name and everything it logs.
+        workers: Threads that share the tasks of a step.
     """
-    scores = {}
-    for name in ("MAML", "MAML + EMO"):
-        learner = build_learner(LEARNER, MLP(1, initializer="kaiming"), TASKS)
-        emo: EMO | None = None
-        recognition = None
-        if name != "MAML":
-            emo = build_emo(EMO_OPTIONS, learner, TASKS, seed=config.seed)
-            if emo.encoder is not None:
-                recognition = SelfRecognition(emo.encoder, lr=EMO_OPTIONS.key.recognition_lr)
-        trainer = Trainer(learner, emo=emo, recognition=recognition, seed=config.seed, batched=True)
-        for i in range(config.iterations):
-            trainer.step(_sample("train", config.seed, i * config.tasks, config.tasks))
-            progress(name, i + 1)
-        test = batches(lambda s, n: _sample("test", 0, s, n), tasks=config.test_tasks, size=100)
-        scores[name] = evaluate(learner, trainer.params, test, emo=emo, batched=True)
-    base, memory = scores["MAML"], scores["MAML + EMO"]
-    difference = paired_difference(_last(memory.loss), _last(base.loss), seed=config.seed)
-    return DemoResult(base, memory, difference)
+    results = {}
+    for name in RUNS:
+        folder = root / name
 
+        def tell(event: str, step: int, fields: Mapping[str, Any], name: str = name) -> None:
+            on_event(name, event, step, fields)
 
-def _sample(split: str, seed: int, start: int, count: int) -> Episode:
-    return sample_regression(SPEC, seed, split=split, start=start, count=count)
-
-
-def _last(losses: Tensor) -> np.ndarray:
-    return losses[:, -1].double().numpy()
+        train_run(folder, demo_run(name, config), on_event=tell, workers=workers)
+        best = load_best(folder, workers=workers)
+        results[name] = score_run(folder, best, Protocol(tasks=config.test_tasks))
+    return compare([results["maml"]], [results["maml-emo"]])

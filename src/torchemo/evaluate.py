@@ -38,6 +38,7 @@ def evaluate(
     emo: EMO | None = None,
     steps: int | None = None,
     batched: bool = False,
+    workers: int = 1,
 ) -> Scores:
     """Adapt to every task and score its queries after every inner step.
 
@@ -48,12 +49,18 @@ def evaluate(
         emo: The memory optimizer; it is put into eval mode for the time being.
         steps: Inner steps, by default those of training.
         batched: Run each batch of tasks in one call.
+        workers: Threads that share the tasks of a batch otherwise.
     """
     training = emo.training if emo is not None else False
     if emo is not None:
         emo.eval()
     try:
-        parts = [_score(learner, params, e, emo, steps, batched) for e in episodes]
+        parts = []
+        for episode in episodes:
+            answers = predict(
+                learner, params, episode, emo=emo, steps=steps, batched=batched, workers=workers
+            )
+            parts.append(_score(learner, episode, answers))
     finally:
         if emo is not None:
             emo.train(training)
@@ -73,15 +80,7 @@ def batches(
     return (sample(start, min(size, tasks - start)) for start in range(0, tasks, size))
 
 
-def _score(
-    learner: Learner,
-    params: Params,
-    episode: Episode,
-    emo: EMO | None,
-    steps: int | None,
-    batched: bool,
-) -> Scores:
-    answers = predict(learner, params, episode, emo=emo, steps=steps, batched=batched)
+def _score(learner: Learner, episode: Episode, answers: list[Tensor]) -> Scores:
     y = episode.query.y
     tasks = y.shape[0]
     right = None

@@ -50,8 +50,14 @@ def build_model(config: ModelConfig, shape: TaskShape) -> Model:
     )
 
 
-def build_trainer(config: RunConfig, shape: TaskShape) -> Trainer:
-    """Make the trainer of a run: learner, memory (capacity 0 leaves it out) and key training."""
+def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> Trainer:
+    """Make the trainer of a run: learner, memory (capacity 0 leaves it out) and key training.
+
+    Args:
+        config: The run.
+        shape: What its tasks look like.
+        workers: Threads that share the tasks of a step; results do not depend on it.
+    """
     learner = build_learner(config.learner, build_model(config.model, shape), shape)
     emo, recognition = None, None
     if config.emo.memory.capacity > 0:
@@ -71,10 +77,11 @@ def build_trainer(config: RunConfig, shape: TaskShape) -> Trainer:
         seed=config.train.seed,
         # Small networks are bound by the interpreter: one call for the whole task axis.
         batched=config.model.name == "mlp",
+        workers=workers,
     )
 
 
-def open_experiment(config: RunConfig) -> Experiment:
+def open_experiment(config: RunConfig, *, workers: int = 1) -> Experiment:
     """Open the tasks and build everything; bad input is refused before any work."""
     source = open_source(config.data)
-    return Experiment(config, source, build_trainer(config, source.shape))
+    return Experiment(config, source, build_trainer(config, source.shape, workers=workers))

@@ -3,20 +3,22 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
+from torchemo.build import TaskShape
 from torchemo.config import RunConfig
 from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged
 from torchemo.evaluate import batches, evaluate
-from torchemo.experiment import Experiment, open_experiment
+from torchemo.experiment import Experiment, build_trainer, open_experiment
+from torchemo.footprint import footprint
 from torchemo.runs import checkpoint, history
 from torchemo.runs.environment import environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
 from torchemo.runs.folder import RunFolder, lock
-from torchemo.toml import dumps, loads
-from torchemo.train import StepReport
+from torchemo.toml import dumps, load
+from torchemo.train import StepReport, Trainer
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
@@ -90,7 +92,7 @@ def read_config(root: Path) -> RunConfig:
     path = RunFolder(root).config
     if not path.is_file():
         raise ConfigError(f"{root} is not a run: it has no {path.name}.")
-    return loads(path.read_text(), RunConfig, where=str(path))
+    return load(path, RunConfig)
 
 
 def train_run(
@@ -100,6 +102,7 @@ def train_run(
     should_stop: Callable[[], bool] = lambda: False,
     on_event: Callable[[str, int, Mapping[str, Any]], None] = lambda event, step, fields: None,
     accept_new_data: bool = False,
+    workers: int = 1,
 ) -> Outcome:
     """Train in a folder; with ``config`` None, continue the run that is there.
 
@@ -109,12 +112,14 @@ def train_run(
         should_stop: Asked after every outer step; the run is then saved and left.
         on_event: Told everything that is logged.
         accept_new_data: Continue although the data have changed since the run was started.
+        workers: Threads that share the tasks of a step; results do not depend on it.
     """
     with lock(root):
         history.sweep(root)
         experiment = (
             open_experiment(read_config(root)) if config is None else start_run(root, config)
         )
+        experiment.trainer.workers = workers
         run = _Run(root, experiment, on_event)
         if config is None:
             run.resume(accept_new_data=accept_new_data)
@@ -166,6 +171,7 @@ class _Run:
     def loop(self, should_stop: Callable[[], bool]) -> Outcome:
         """Train until done, early stop, or asked to stop."""
         train = self.experiment.config.train
+        self._announce()
         while self.trainer.iteration < train.iterations:
             if self._exhausted():
                 return self._outcome("early")
@@ -178,6 +184,21 @@ class _Run:
                 self._save()
                 return self._outcome("stopped")
         return self._outcome("finished")
+
+    def _announce(self) -> None:
+        """Say how large the run is, before its first step."""
+        config, source = self.experiment.config, self.experiment.source
+        size = footprint(config.emo, self.trainer, source.shape)
+        fields = {
+            "iterations": config.train.iterations,
+            "domains": list(source.domains),
+            **size._asdict(),
+            "memory_bytes": size.memory_bytes,
+        }
+        if self.trainer.iteration == 0:
+            self._emit("start", fields)
+        else:  # it is in the log already
+            self.on_event("start", self.trainer.iteration, fields)
 
     def _exhausted(self) -> bool:
         patience = self.experiment.config.train.patience
@@ -214,6 +235,7 @@ class _Run:
             ),
             emo=self.trainer.emo,
             batched=self.trainer.batched,
+            workers=self.trainer.workers,
         )
         loss = float(scores.loss[:, -1].mean())
         accuracy = None if scores.accuracy is None else float(scores.accuracy[:, -1].mean())
@@ -227,7 +249,14 @@ class _Run:
             return
         if self.log is not None:
             self.log.flush()
-        info = {"data": self.fingerprint, "progress": _plain(self.progress)}
+        source = self.experiment.source
+        shape = {**asdict(source.shape), "x": list(source.shape.x)}
+        info = {
+            "data": self.fingerprint,
+            "domains": list(source.domains),
+            "tasks": shape,
+            "progress": _plain(self.progress),
+        }
         checkpoint.publish(
             self.root,
             step,
@@ -250,18 +279,80 @@ class _Run:
         return Outcome(self.trainer.iteration, best.best_step, best.best_score, ended)
 
 
-def load_best(root: Path, *, step: int | None = None) -> Experiment:
-    """Open a finished run at its best checkpoint, or at the one of ``step``."""
-    experiment = open_experiment(read_config(root))
-    newest = history.latest(root).path
-    if newest is None:
-        raise CheckpointError(f"{root} has no checkpoint that can be read.")
-    saved = checkpoint.load(newest)
-    best = step if step is not None else saved.info["progress"]["best_step"]
-    if best is not None and best != saved.step:
-        saved = checkpoint.load(checkpoint.step_folder(root, best))
+@final
+@dataclass(frozen=True)
+class Trained:
+    """A run as it was saved, ready for tasks of the user's own; its data are not opened.
+
+    Attributes:
+        config: Its configuration.
+        trainer: Learner and memory.
+        shape: What the tasks looked like.
+        domains: Names of the domains that remembered tasks came from.
+    """
+
+    config: RunConfig
+    trainer: Trainer
+    shape: TaskShape
+    domains: tuple[str, ...]
+
+
+def load_best(root: Path, *, step: int | None = None, workers: int = 1) -> Experiment:
+    """Open a run with its data at its best checkpoint, or at the one of ``step``."""
+    config = read_config(root)
+    saved = best_checkpoint(root, step=step)
+    experiment = open_experiment(config, workers=workers)
     experiment.trainer.restore({name: dict(group) for name, group in saved.groups.items()})
     return experiment
+
+
+def load_trained(root: Path, *, step: int | None = None) -> Trained:
+    """Open a run without its data at its best checkpoint, or at the one of ``step``."""
+    config = read_config(root)
+    saved = best_checkpoint(root, step=step)
+    try:
+        tasks = saved.info["tasks"]
+        shape = TaskShape(**{**tasks, "x": tuple(tasks["x"])})
+        domains = tuple(str(name) for name in saved.info["domains"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{saved.path} does not say which tasks it is for.") from error
+    trainer = build_trainer(config, shape)
+    trainer.restore({name: dict(group) for name, group in saved.groups.items()})
+    return Trained(config, trainer, shape, domains)
+
+
+def best_checkpoint(root: Path, *, step: int | None = None) -> checkpoint.Checkpoint:
+    """Read the checkpoint with the best validation score, or that of ``step``.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    if step is None:
+        newest = history.latest(root).path
+        if newest is None:
+            raise CheckpointError(
+                f"{root} has no checkpoint that can be read.",
+                hint=f"See what is wrong with: torchemo checkpoint verify {root}",
+            )
+        step = checkpoint.read_manifest(newest).info["progress"]["best_step"]
+        if step is None:
+            return checkpoint.load(newest)
+    return checkpoint.load(saved_checkpoints(root, step=step)[0])
+
+
+def saved_checkpoints(root: Path, *, step: int | None = None) -> list[Path]:
+    """List the checkpoints of a run, or that of ``step``, without looking into them.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    paths = checkpoint.published(root)
+    chosen = [path for path in paths if step in (None, checkpoint.step_of(path))]
+    if not chosen:
+        known = ", ".join(str(checkpoint.step_of(path)) for path in paths) or "none"
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise CheckpointError(f"{root} has {what}.", hint=f"Saved steps: {known}.")
+    return chosen
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

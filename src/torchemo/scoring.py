@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -9,12 +10,13 @@ from typing import Any, Literal, final
 import torch
 
 from torchemo.emo import EMO
-from torchemo.errors import DataError
-from torchemo.evaluate import batches, evaluate
+from torchemo.errors import ConfigError, DataError
+from torchemo.evaluate import Scores, batches, evaluate
 from torchemo.experiment import Experiment
 from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval, summarise_by_group
 from torchemo.train import Trainer
+from torchemo.types import Episode
 
 
 @final
@@ -27,6 +29,10 @@ class Protocol:
     seed: int = 0
     split: Literal["test", "val"] = "test"
     steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1:
+            raise ConfigError(f"at least one test task is needed, got {self.tasks}.")
 
     def queries(self, n_shot: int, *, regression: bool) -> int | None:
         """Queries per class."""
@@ -47,53 +53,76 @@ def memory_digest(emo: EMO | None) -> str:
     return digest.hexdigest()
 
 
-def score_run(root: Path, experiment: Experiment, protocol: Protocol) -> dict[str, Any]:
+def score_run(
+    root: Path,
+    experiment: Experiment,
+    protocol: Protocol,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
     """Evaluate a run on its test tasks and write the result beside it.
+
+    Args:
+        root: Folder of the run.
+        experiment: The run.
+        protocol: Which tasks.
+        progress: Called with (tasks done, tasks in all).
 
     Returns:
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
         accuracy after every inner step; with means and intervals.
     """
+    emo = experiment.trainer.emo
+    before = memory_digest(emo)
+    scores = _scores(experiment, protocol, progress)
+    if memory_digest(emo) != before:
+        raise DataError("evaluation changed the memory; the result is not valid.")
+    record = {"run": str(root), "memory_sha256": before, **_record(experiment, protocol, scores)}
+    folder = RunFolder(root)
+    folder.save(root / f"eval-{protocol.split}-{protocol.name}.json", json.dumps(record) + "\n")
+    return record
+
+
+def _scores(
+    experiment: Experiment, protocol: Protocol, progress: Callable[[int, int], None]
+) -> Scores:
     trainer, source = experiment.trainer, experiment.source
     regression = source.shape.kind == "regression"
     queries = protocol.queries(source.shape.n_shot, regression=regression)
-    before = memory_digest(trainer.emo)
-    scores = evaluate(
+
+    def sample(start: int, count: int) -> Episode:
+        progress(start, protocol.tasks)
+        return source.sample(
+            protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
+        )
+
+    return evaluate(
         trainer.learner,
         trainer.params,
-        batches(
-            lambda start, count: source.sample(
-                protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
-            ),
-            tasks=protocol.tasks,
-        ),
+        batches(sample, tasks=protocol.tasks),
         emo=trainer.emo,
         steps=protocol.steps,
         batched=trainer.batched,
+        workers=trainer.workers,
     )
-    if memory_digest(trainer.emo) != before:
-        raise DataError("evaluation changed the memory; the result is not valid.")
-    accuracy = None if scores.accuracy is None else scores.accuracy
-    metric = "mse" if accuracy is None else "accuracy"
-    values = scores.loss if accuracy is None else accuracy
-    record = {
-        "run": str(root),
+
+
+def _record(experiment: Experiment, protocol: Protocol, scores: Scores) -> dict[str, Any]:
+    trainer, source = experiment.trainer, experiment.source
+    values = scores.loss if scores.accuracy is None else scores.accuracy
+    return {
         "method": method_name(trainer),
         "seed": experiment.config.train.seed,
         "step": trainer.iteration,
         "protocol": asdict(protocol),
         "data": source.fingerprint,
-        "memory_sha256": before,
         "domains": list(source.domains),
-        "metric": metric,
+        "metric": "mse" if scores.accuracy is None else "accuracy",
         "episode": scores.episode.tolist(),
         "domain": scores.domain.tolist(),
         "per_task": [[round(float(v), 7) for v in row] for row in values],
         "summary": _summary(values, scores.domain, source.domains),
     }
-    folder = RunFolder(root)
-    folder.save(root / f"eval-{protocol.split}-{protocol.name}.json", json.dumps(record) + "\n")
-    return record
 
 
 def method_name(trainer: Trainer) -> str:

@@ -21,6 +21,7 @@ from torchemo.models.norm import update_running
 from torchemo.retrieval import slice_recall
 from torchemo.tree import cat, detach, expand, leaves, select, tree_map
 from torchemo.types import Batch, Episode, Params, Recall, Start
+from torchemo.workers import run_tasks
 
 
 class Solved(NamedTuple):
@@ -78,6 +79,7 @@ def outer_step(
     *,
     emo: EMO | None = None,
     batched: bool = False,
+    workers: int = 1,
 ) -> OuterStep:
     """Adapt B tasks and return the outer gradient and what to remember (Algorithm 1 without its writes).
 
@@ -87,6 +89,7 @@ def outer_step(
         episode: B tasks.
         emo: The memory optimizer; None is the base learner.
         batched: Run the whole task axis in one call instead of task by task.
+        workers: Threads that share the tasks when they run one by one; the result is bitwise the same.
     """
     tasks = episode.support.x.shape[0]
     theta, extras = _split(params)
@@ -98,18 +101,12 @@ def outer_step(
     base_leaves, extra_leaves = leaves(base), leaves(extras)
     start = learner.start({**theta, **extra_leaves}, episode.support, base=base_leaves)
     groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
-    solved = _merge(
-        [
-            solve(
-                learner,
-                _part(start, group),
-                _tasks(episode, group),
-                emo=emo,
-                recall=None if recall is None else slice_recall(recall, group),
-            )
-            for group in groups
-        ]
-    )
+
+    def work(group: slice) -> Solved:
+        part = None if recall is None else slice_recall(recall, group)
+        return solve(learner, _part(start, group), _tasks(episode, group), emo=emo, recall=part)
+
+    solved = _merge(run_tasks(work, groups, workers=workers))
     rows, extra_gradients = _through_start(start, solved, base_leaves, extra_leaves)
     rows = {n: row for n, row in rows.items() if n not in learner.loop.model.buffers}
     gradients = tree_map(lambda row: row.mean(0), rows)
@@ -188,6 +185,7 @@ def predict(
     emo: EMO | None = None,
     steps: int | None = None,
     batched: bool = False,
+    workers: int = 1,
 ) -> list[Tensor]:
     """Adapt on the support sets and answer the queries after every step (Algorithm 2).
 
@@ -207,16 +205,16 @@ def predict(
             base = emo.offset(base, recall)
         start = learner.start({**theta, **extras}, episode.support, base=base)
         groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
-        answers = []
-        for group in groups:
+
+        def answer(group: slice) -> list[Tensor]:
             bound = None
             if emo is not None and recall is not None:
                 bound = emo.bind(slice_recall(recall, group))
-            part = _tasks(episode, group)
-            adapted = learner.adapt(
-                _part(start, group), part.support, bound=bound, steps=steps, order=0
-            )
-            answers.append(learner.outputs(adapted, part.query.x, steps=range(steps + 1)))
+            part, begin = _tasks(episode, group), _part(start, group)
+            adapted = learner.adapt(begin, part.support, bound=bound, steps=steps, order=0)
+            return learner.outputs(adapted, part.query.x, steps=range(steps + 1))
+
+        answers = run_tasks(answer, groups, workers=workers)
     return [torch.cat(step) for step in zip(*answers, strict=True)]
 
 

@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -58,8 +59,18 @@ def loads(text: str, kind: type[T], *, where: str, base: T | None = None) -> T:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not a TOML file: {error}.") from error
-    from_dict(given, kind, where=where)  # unknown keys are found before the base hides them
     return from_dict(given if base is None else _over(to_dict(base), given), kind, where=where)
+
+
+def load(path: Path, kind: type[T], *, base: T | None = None) -> T:
+    """Read a config file; see `loads`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not a text file that can be read ({error}).") from error
+    return loads(text, kind, where=str(path), base=base)
 
 
 def override(plain: dict[str, Any], option: str) -> None:
@@ -92,7 +103,9 @@ def _over(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         inner = merged.get(key)
-        merged[key] = _over(inner, value) if isinstance(inner, dict) else value
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            value = _over(inner, value)
+        merged[key] = value
     return merged
 
 

@@ -50,6 +50,7 @@ class Trainer:
         recognition: Training of the key network by self-recognition.
         seed: Seed of the initialisation.
         batched: Run the tasks of a step in one call.
+        workers: Threads that share the tasks of a step otherwise.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Trainer:
         recognition: SelfRecognition | None = None,
         seed: int = 0,
         batched: bool = False,
+        workers: int = 1,
     ) -> None:
         self.learner = learner
         self.emo = emo
         self.config = OuterConfig() if config is None else config
         self.recognition = recognition
         self.batched = batched
+        self.workers = workers
         self.iteration = 0
         drawn = learner.init(generator_for(seed, "learner"))
         self.params: Params = {n: p.requires_grad_() for n, p in drawn.items()}
@@ -96,7 +99,14 @@ class Trainer:
             Diverged: A loss or gradient is not finite; nothing has been changed.
         """
         learner = self.learner.scheduled(self.iteration)
-        result = outer_step(learner, self.params, episode, emo=self.emo, batched=self.batched)
+        result = outer_step(
+            learner,
+            self.params,
+            episode,
+            emo=self.emo,
+            batched=self.batched,
+            workers=self.workers,
+        )
         self._refuse_divergence(result.losses, result.rows, episode)
         norm = self._descend(self.learned, result.gradients)
         self._descend(self.emo_learned, result.emo_gradients)

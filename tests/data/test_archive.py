@@ -118,10 +118,10 @@ def many_members(path, n):
 
 def test_a_million_members_are_refused_at_once(tmp_path):
     many_members(tmp_path / "a.zip", 10**6)
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(DataError, match="table of contents"):
         list_zip(tmp_path / "a.zip")
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_an_archive_with_the_long_form_of_the_table_of_contents_is_read(

@@ -95,9 +95,8 @@ def test_mini_imagenet_with_lists_of_pictures(tree):
         "val": [("n03a.jpg", "n03")],
         "test": [("n04a.jpg", "n04")],
     }
-    files = {
-        f"images/{name}": i for i, pair in enumerate(sum(rows.values(), [])) for name in pair[:1]
-    }
+    held = [name for pairs in rows.values() for name, _ in pairs]
+    files = {f"images/{name}": i for i, name in enumerate(held)}
     lists = {
         f"{split}.csv": "\r\n".join(["filename,label", *(",".join(r) for r in held)]).encode()
         for split, held in rows.items()
@@ -128,7 +127,7 @@ def test_cifar_fs_folders_with_lists_of_classes(tree):
     root = tree(
         {
             f"cifar100/data/{name}/{i}.png": 10 * c + i
-            for c, name in enumerate("abcd")
+            for c, name in enumerate("abcde")
             for i in range(2)
         }
         | {
@@ -227,7 +226,9 @@ def test_a_split_file_overrides_the_splits_of_a_layout(tree, tmp_path):
 
 def test_a_folder_with_several_published_sets_asks_for_one(tree):
     root = tree({f"{part}/images_background/Greek/c1/1.png": 1 for part in ("one", "two")})
-    with pytest.raises(DataError, match="holds several image sets: Omniglot in .*one, Omniglot in"):
+    with pytest.raises(
+        DataError, match=r"holds several image sets: Omniglot in .*one, Omniglot in"
+    ):
         find(root)
 
 

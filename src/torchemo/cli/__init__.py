@@ -1,40 +1,93 @@
 """The ``torchemo`` command. Options are parsed before torch is imported, so that help is quick."""
 
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
 
+from torchemo.cli.adapt import AdaptCommand
+from torchemo.cli.checkpoint import CheckpointCommand
+from torchemo.cli.data import DataCommand
 from torchemo.cli.demo import DemoCommand
+from torchemo.cli.doctor import DoctorCommand
 from torchemo.cli.evaluate import CompareCommand, EvalCommand
+from torchemo.cli.memory import MemoryCommand
 from torchemo.cli.train import TrainCommand
-from torchemo.errors import TorchemoError
+from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": DemoCommand,
     "train": TrainCommand,
     "eval": EvalCommand,
     "compare": CompareCommand,
+    "data": DataCommand,
+    "memory": MemoryCommand,
+    "checkpoint": CheckpointCommand,
+    "adapt": AdaptCommand,
+    "doctor": DoctorCommand,
 }
 
+_STYLE = (
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.DisallowNone,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+)
 
-def main(arguments: list[str] | None = None) -> None:
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, run the command, and exit with its code."""
-    command = tyro.extras.subcommand_cli_from_dict(
+    try:
+        sys.exit(_parse(sys.argv[1:] if arguments is None else arguments).run())
+    except KeyboardInterrupt:
+        _leave("interrupted.", 130)
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing is wrong, and nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        known = _known(error)
+        if known is None or os.environ.get("TORCHEMO_DEBUG"):
+            raise
+        _leave(str(known), known.exit_code)
+
+
+def _parse(words: Sequence[str]) -> Any:
+    name = words[0] if words else "--help"
+    if name in COMMANDS:  # one parser is built sooner than all of them
+        return tyro.cli(
+            COMMANDS[name], prog=f"torchemo {name}", args=list(words[1:]), config=_STYLE
+        )
+    if not name.startswith("-"):
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(COMMANDS)}."
+        raise ConfigError(f"there is no command '{name}'.", hint=hint)
+    return tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="torchemo",
         description="Episodic Memory Optimization for few-shot meta-learning.",
-        args=arguments,
+        args=list(words) or ["--help"],
+        config=_STYLE,
     )
-    try:
-        sys.exit(command.run())
-    except TorchemoError as error:
-        if os.environ.get("TORCHEMO_DEBUG"):
-            raise
-        print(f"torchemo: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("torchemo: interrupted.", file=sys.stderr)
-        sys.exit(130)
+
+
+def _known(error: Exception) -> TorchemoError | None:
+    """Return an error that has words and an exit code; None if we do not understand it."""
+    if isinstance(error, TorchemoError):
+        return error
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return ResourceError(
+            "there is not enough memory.",
+            hint="Use fewer tasks per step, smaller pictures, or fewer slots (emo.memory.capacity).",
+        )
+    if isinstance(error, OSError):
+        return ResourceError(f"{error.filename or 'a file'}: {error.strerror or error}.")
+    return None
+
+
+def _leave(message: str, code: int) -> None:
+    print(f"torchemo: {message}", file=sys.stderr)
+    sys.exit(code)

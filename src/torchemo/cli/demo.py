@@ -1,85 +1,91 @@
-"""``torchemo demo``: the main job on embedded tasks, in about two minutes."""
+"""``torchemo demo``: the main job on embedded synthetic pictures."""
 
 import json
-from dataclasses import asdict, dataclass
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
-if TYPE_CHECKING:
-    from torchemo.demo import DemoResult
+from torchemo.cli.output import interval, print_json, print_table
+from torchemo.errors import ConfigError
+
+MARK = ".torchemo-demo"
+"""Marks a folder that the demo made and may make anew."""
 
 
 @final
 @dataclass(frozen=True)
 class DemoCommand:
-    """Train MAML and MAML with memory on the same synthetic tasks and compare them, paired."""
+    """Train MAML and MAML with memory on the same synthetic pictures and compare them, paired."""
 
-    iterations: int = 1500
+    iterations: int = 300
     """Outer steps of each of the two runs."""
-    tasks: int = 16
-    """Tasks per outer step."""
-    test_tasks: int = 1000
+    test_tasks: int = 400
     """Test tasks, the same for both runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
     out: Path = Path("runs/demo")
-    """Where summary.json is written."""
+    """Folder of the two runs, summary.json and the reports; an earlier demo there is made anew."""
     json: bool = False
-    """Print the summary as JSON instead of a table."""
+    """Print the comparison as JSON instead of a table."""
 
     def run(self) -> int:
         """Run the demo."""
-        from rich.console import Console
-        from rich.progress import Progress
-
+        from torchemo.cli.cores import task_workers
         from torchemo.demo import DemoConfig, run_demo
 
-        config = DemoConfig(self.iterations, self.tasks, self.test_tasks, self.seed)
-        console = Console(stderr=True)
-        with Progress(console=console, disable=not console.is_terminal) as bar:
-            rows = {n: bar.add_task(n, total=self.iterations) for n in ("MAML", "MAML + EMO")}
-            result = run_demo(config, progress=lambda n, i: bar.update(rows[n], completed=i))
-        summary = {"config": asdict(config), **_summary(result)}
-        self.out.mkdir(parents=True, exist_ok=True)
+        self._fresh_folder()
+        config = DemoConfig(self.iterations, self.test_tasks, self.seed)
+        found = run_demo(self.out, config, on_event=_tell, workers=task_workers())
+        summary = {
+            "data": "synthetic pictures (procedural), 5-way 1-shot, unseen classes",
+            "iterations": self.iterations,
+            "seed": self.seed,
+            **found,
+        }
         path = self.out / "summary.json"
         path.write_text(json.dumps(summary, indent=2) + "\n")
         if self.json:
-            print(json.dumps(summary))
+            print_json(summary)
         else:
             _show(summary)
-            print(f"written: {path}")
+            print(f"summary: {path}")
         return 0
 
+    def _fresh_folder(self) -> None:
+        if self.out.exists() and not (self.out / MARK).exists() and any(self.out.iterdir()):
+            raise ConfigError(
+                f"{self.out} holds something that is not a demo.", hint="Choose another --out."
+            )
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir(parents=True)
+        (self.out / MARK).touch()
 
-def _summary(result: "DemoResult") -> dict[str, Any]:
-    per_step = {
-        name: [round(float(v), 6) for v in scores.loss.mean(0)]
-        for name, scores in (("MAML", result.base), ("MAML + EMO", result.memory))
-    }
-    return {
-        "tasks": "synthetic regression: sines, lines, quadratics, cubics; 10 shot, 5 inner steps",
-        "test_mse_per_step": per_step,
-        "paired_difference": result.difference.to_dict(),
-    }
+
+def _tell(name: str, event: str, step: int, fields: Mapping[str, Any]) -> None:
+    if event == "validation":
+        print(f"{name}: step {step}, validation accuracy {fields['accuracy']:.3f}", file=sys.stderr)
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Mean squared error on the same unseen tasks (synthetic regression)")
-    table.add_column("after inner step")
-    per_step = summary["test_mse_per_step"]
-    for s in range(len(per_step["MAML"])):
-        table.add_column(str(s), justify="right")
-    for name, losses in per_step.items():
-        table.add_row(name, *(f"{v:.3f}" for v in losses))
-    console = Console()
-    console.print(table)
-    difference = summary["paired_difference"]["difference"]
-    low, high, p = difference["low"], difference["high"], summary["paired_difference"]["p_value"]
-    verdict = "memory helps" if high < 0 else "memory harms" if low > 0 else "no difference shown"
-    console.print(
-        f"MAML + EMO minus MAML: {difference['value']:+.3f} [{low:+.3f}, {high:+.3f}] (95 %, paired,"
-        f" {difference['n']} tasks, one seed), p = {p:.4f}: {verdict}."
+    steps = range(len(summary["per_step"][0]))
+    rows = [
+        [summary[side]["method"], *(f"{100 * v:.1f}" for v in values)]
+        for side, values in zip(("base", "other"), summary["per_step"], strict=True)
+    ]
+    title = "Accuracy on the same unseen synthetic classes, %, after inner step"
+    print_table(title, ["method", *map(str, steps)], rows)
+    domains = [
+        [name, interval(row["difference"], scale=100, sign=True)]
+        for name, row in summary["per_domain"].items()
+    ]
+    print_table("With memory minus without, points", ["domain", "difference [95 %]"], domains)
+    difference = summary["difference"]["difference"]
+    low, high = difference["low"], difference["high"]
+    verdict = "memory helps" if low > 0 else "memory harms" if high < 0 else "no difference shown"
+    print(
+        f"All: {interval(difference, scale=100, sign=True)} points, {difference['n']} paired tasks, one"
+        f" seed, p = {summary['difference']['p_value']:.4f}: {verdict}."
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, final
 
 import tyro
 
-from torchemo.cli.output import interval, print_json, print_table
+from torchemo.cli.output import counted, interval, print_json, print_table
 from torchemo.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ from torchemo.errors import ConfigError
 class EvalCommand:
     """Score a run on fixed test tasks; its memory is only read, and proved unchanged."""
 
-    run_folder: tyro.conf.Positional[Path]
+    run_folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Folder of the run."""
     protocol: Literal["standard", "paper"] = "standard"
     """standard: 15 queries per class. paper: K queries per class."""
@@ -32,12 +32,17 @@ class EvalCommand:
 
     def run(self) -> int:
         """Run the command."""
+        from torchemo.cli.cores import task_workers
         from torchemo.runner import load_best
         from torchemo.scoring import Protocol, score_run
 
-        tasks = self.tasks or (600 if self.protocol == "standard" else 1000)
+        tasks = (
+            {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
+        )
         protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
-        record = score_run(self.run_folder, load_best(self.run_folder, step=self.step), protocol)
+        experiment = load_best(self.run_folder, step=self.step, workers=task_workers())
+        with counted("tasks") as progress:
+            record = score_run(self.run_folder, experiment, protocol, progress=progress)
         if self.json:
             print_json(record)
         else:
@@ -50,7 +55,7 @@ class EvalCommand:
 class CompareCommand:
     """Compare runs, paired on the same tasks; the first run is the base."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")]]
     """Run folders: the base first. With --against, one per training seed of the base method."""
     against: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ...")] = ()
     """Runs of the other method, one per seed, in the same order."""

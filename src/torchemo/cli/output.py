@@ -1,9 +1,14 @@
-"""What commands print: tables for people, JSON for machines, errors with their exit codes."""
+"""What commands print: tables for people, JSON for machines, progress beside both."""
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+PLAIN_EVERY = 10.0
+"""Seconds between lines of progress where there is no terminal."""
 
 
 def print_json(value: Any) -> None:
@@ -15,13 +20,20 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """Print a table; the first column is left-aligned, the others right."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    # Names come from files: as texts they are shown as they are, and no markup is read into them.
+    table = Table(title=Text(printable(title)), title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def printable(text: str) -> str:
+    """Spell out what a terminal would obey instead of show, such as escape codes in a file name."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def interval(estimate: Mapping[str, Any], *, scale: float = 1.0, sign: bool = False) -> str:
@@ -30,3 +42,45 @@ def interval(estimate: Mapping[str, Any], *, scale: float = 1.0, sign: bool = Fa
     ends = ("-inf" if estimate["low"] is None else form.format(scale * estimate["low"]),
             "inf" if estimate["high"] is None else form.format(scale * estimate["high"]))  # fmt: skip
     return f"{form.format(scale * estimate['value'])} [{ends[0]}, {ends[1]}]"
+
+
+def size(count: int) -> str:
+    """Write a number of bytes for people.
+
+    Example:
+        >>> size(129_000)
+        '129 kB'
+    """
+    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
+    return f"{count} bytes"
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function ``(done, total)`` that shows progress on stderr.
+
+    One live line on a terminal, a plain line now and then elsewhere.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_lines(what)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_lines(what: str) -> Callable[[int, int], None]:
+    last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_EVERY:
+            last = time.monotonic()
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+    return show

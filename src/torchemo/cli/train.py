@@ -8,8 +8,12 @@ from typing import Annotated, Any, final
 
 import tyro
 
+from torchemo.cli.output import print_json, size
 from torchemo.config import RunConfig
 from torchemo.errors import ConfigError
+from torchemo.presets import names, preset
+
+_LEARNERS = ", ".join(name for name in names() if not name.endswith(("-emo", "-emo-paper")))
 
 
 @final
@@ -21,8 +25,13 @@ class TrainCommand:
     """Folder of a new run."""
     resume: Path | None = None
     """Continue the run in this folder; its own configuration is used."""
-    preset: str | None = None
-    """Start from a preset: LEARNER, LEARNER-emo or LEARNER-emo-paper (maml, anil, meta-sgd, ...)."""
+    preset: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help=f"Start from a preset of torchemo.presets: {_LEARNERS}; each alone, with -emo (memory,"
+            " the reading we use ourselves) or with -emo-paper (the paper's, with its rates)."
+        ),
+    ] = None
     config: Path | None = None
     """Start from a TOML file."""
     data: tuple[str, ...] = ()
@@ -31,17 +40,19 @@ class TrainCommand:
     """Continue a run although its data have changed."""
     json: bool = False
     """Print one JSON object per event."""
-    options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE")] = field(default=())
+    options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
     """Any option of the configuration, such as train.iterations=500 emo.memory.capacity=16."""
 
     def run(self) -> int:
         """Run the command."""
+        root = self._root()
+        config = None if self.resume is not None else self.resolved()
+
+        from torchemo.cli.cores import task_workers
         from torchemo.runner import train_run
         from torchemo.runs.signals import GracefulStop
 
-        config = None if self.resume is not None else self.resolved()
-        root = self._root()
-        printer = _Printer(self.json, total=None if config is None else config.train.iterations)
+        printer = _Printer(self.json)
         with GracefulStop() as stop, printer:
             outcome = train_run(
                 root,
@@ -49,7 +60,10 @@ class TrainCommand:
                 should_stop=lambda: stop.requested is not None,
                 on_event=printer.event,
                 accept_new_data=self.accept_new_data,
+                workers=task_workers(),
             )
+        if self.json:
+            print_json({"event": "end", "step": outcome.iteration, **outcome._asdict()})
         if outcome.ended == "stopped":
             print(
                 f"saved step {outcome.iteration}; continue with: torchemo train --resume {root}",
@@ -57,30 +71,41 @@ class TrainCommand:
             )
             return stop.exit_code
         if not self.json:
-            best = "" if outcome.best_score is None else f", best {outcome.best_score:.4f}"
-            print(f"{outcome.ended} after {outcome.iteration} steps{best} at {outcome.best_step}")
+            score = outcome.best_score
+            best = "" if score is None else f", best {score:.4f} at {outcome.best_step}"
+            print(f"{outcome.ended} after {outcome.iteration} steps{best}")
             print(f"evaluate with: torchemo eval {root}")
         return 0
 
     def _root(self) -> Path:
-        if (self.out is None) == (self.resume is None):
+        if self.out is not None and self.resume is None:
+            return self.out
+        if self.resume is None or self.out is not None:
             raise ConfigError(
                 "train needs either --out FOLDER (a new run) or --resume FOLDER (an old one)."
             )
-        return self.out if self.out is not None else Path(str(self.resume))
+        given = [name for name in ("preset", "config", "data", "options") if getattr(self, name)]
+        if given:
+            raise ConfigError(
+                f"--resume goes on with the run's own configuration, got --{' --'.join(given)} too.",
+                hint="Leave them out, or start a new run with --out.",
+            )
+        return self.resume
 
     def resolved(self) -> RunConfig:
         """Return the configuration: defaults < preset < file < --data < KEY=VALUE."""
-        from torchemo.presets import preset
-        from torchemo.toml import from_dict, loads, override, to_dict
+        if self.preset is None:
+            return self._over(RunConfig())
+        # A preset depends on the tasks, and these may be set by anything that comes after it.
+        config = self._over(preset(self.preset))
+        regression = any(name.startswith("regression:") for name in config.data.source)
+        return self._over(preset(self.preset, n_shot=config.data.n_shot, regression=regression))
 
-        regression = any(name.startswith("regression:") for name in self.data)
-        config = RunConfig() if self.preset is None else preset(self.preset, regression=regression)
+    def _over(self, config: RunConfig) -> RunConfig:
+        from torchemo.toml import from_dict, load, override, to_dict
+
         if self.config is not None:
-            if not self.config.is_file():
-                raise ConfigError(f"{self.config}: there is no such file.")
-            given = loads(self.config.read_text(), RunConfig, where=str(self.config), base=config)
-            config = given
+            config = load(self.config, RunConfig, base=config)
         if self.data:
             config = replace(config, data=replace(config.data, source=self.data))
         plain = to_dict(config)
@@ -92,9 +117,8 @@ class TrainCommand:
 class _Printer:
     """One live line on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, as_json: bool, *, total: int | None) -> None:
+    def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.total = total
         self.bar: Any = None
         self.task: Any = None
 
@@ -111,7 +135,7 @@ class _Printer:
                 console=Console(stderr=True),
             )
             self.bar.start()
-            self.task = self.bar.add_task("", total=self.total)
+            self.task = self.bar.add_task("", total=None)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,18 +145,34 @@ class _Printer:
     def event(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
         """Show an event."""
         if self.as_json:
-            from torchemo.cli.output import print_json
             from torchemo.runs.events import plain
 
             print_json(plain({"event": event, "step": step, **fields}))
+            return
+        if event == "start":
+            if self.bar is not None:
+                self.bar.update(self.task, completed=step, total=fields["iterations"])
+            print(_size(fields), file=sys.stderr)
         elif self.bar is not None and event == "step":
             self.bar.update(self.task, completed=step, description=_words(fields))
-        elif event == "validation" or (event == "step" and step % 100 == 0) or event == "skipped":
+        elif event in ("validation", "skipped", "damaged") or (event == "step" and step % 100 == 0):
             print(f"step {step} {event}: {_words(fields)}", file=sys.stderr)
 
 
+def _size(fields: Mapping[str, Any]) -> str:
+    """Say how large a run is."""
+    line = f"{fields['parameters']:,} parameters"
+    if fields["slots"]:
+        line += (
+            f", {fields['emo_parameters']:,} of key network and aggregator; memory of"
+            f" {fields['slots']} slots x {size(fields['slot_bytes'])}"
+            f" = {size(fields['memory_bytes'])}"
+        )
+    return line
+
+
 def _words(fields: Mapping[str, Any]) -> str:
-    shown = ("loss", "accuracy", "filled", "age", "same_domain", "why")
+    shown = ("loss", "accuracy", "filled", "age", "same_domain", "path", "why")
     return "  ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in fields.items()

@@ -18,7 +18,7 @@ from torchemo.data.npz import channels_last, read_arrays, rows_as_pictures
 from torchemo.data.pickles import read_pickle
 from torchemo.errors import DataError
 
-_CACHE_FILE = re.compile(r"mini-?imagenet-cache-(train|val|validation|test)\.pkl", re.IGNORECASE)
+_CACHE_FILE = re.compile(r"mini-imagenet-cache-(train|val|validation|test)\.pkl")
 _SPLIT_FILE = re.compile(
     r"(?P<set>.+?)_(?P<split>train_phase_train|train|val|validation|test)\.(pickle|pkl)",
     re.IGNORECASE,
@@ -34,11 +34,10 @@ def mini_imagenet_cache(root: Path, domain: str) -> Listing | None:
     for match, path in files:
         content = _dict_with(read_pickle(path), ("image_data", "class_dict"), path=path)
         images = channels_last(_pictures_array(content["image_data"], path=path))
-        for name, rows in sorted(content["class_dict"].items()):
+        by_name = {str(k): v for k, v in _dict_with(content["class_dict"], (), path=path).items()}
+        for name, rows in sorted(by_name.items()):
             pictures = rows_as_pictures(images, _rows(rows, len(images), path=path), name=path.name)
-            classes.append(
-                ListedClass(str(name), pictures, SPLIT_FOLDERS[match[1].lower()], domain)
-            )
+            classes.append(ListedClass(name, pictures, SPLIT_FOLDERS[match[1]], domain))
     return Listing(tuple(classes), "miniImageNet cache")
 
 
@@ -77,17 +76,20 @@ def tiered_imagenet(root: Path, domain: str) -> Listing | None:
         labels = root / f"{split}_labels.pkl"
         if not labels.is_file() or not (encoded.is_file() or arrays.is_file()):
             continue
-        content = read_pickle(labels)
-        numbers, names = _labels_and_names(content)
-        if arrays.is_file():
-            path, stored = arrays, read_arrays(arrays)
-            images = channels_last(_dict_with(stored, ("images",), path=path)["images"])
-            found = _by_label(images, numbers, split=split, domain=domain, path=path, names=names)
-        else:
-            path, files = encoded, read_pickle(encoded)
-            found = _by_label(files, numbers, split=split, domain=domain, path=path, names=names)
-        classes += found
+        numbers, names = _labels_and_names(read_pickle(labels))
+        path = arrays if arrays.is_file() else encoded
+        images = _tiered_pictures(path)
+        classes += _by_label(images, numbers, split=split, domain=domain, path=path, names=names)
     return Listing(tuple(classes), "tieredImageNet") if classes else None
+
+
+def _tiered_pictures(path: Path) -> Sequence[Any] | NDArray[Any]:
+    if path.suffix == ".npz":
+        return channels_last(_dict_with(read_arrays(path), ("images",), path=path)["images"])
+    files = read_pickle(path)
+    if not isinstance(files, list):
+        raise DataError(f"{path}: should hold a list of PNG files, holds {type(files).__name__}.")
+    return files
 
 
 def _matching(root: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
@@ -98,15 +100,12 @@ def _matching(root: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str],
 def _dict_with(content: Any, keys: Sequence[str], *, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or any(key not in content for key in keys):
         found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise DataError(f"{path}: should hold {' and '.join(keys)}, holds {found}.")
+        raise DataError(f"{path}: should hold a dict of {' and '.join(keys)}, holds {found}.")
     return content
 
 
 def _pictures_array(value: Any, *, path: Path) -> NDArray[Any]:
-    try:
-        images = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{path}: its pictures are not of one shape.") from error
+    images = _array(value, path=path)
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"{path}: pictures should be uint8 [n, h, w, c],"
@@ -115,8 +114,15 @@ def _pictures_array(value: Any, *, path: Path) -> NDArray[Any]:
     return images
 
 
+def _array(value: Any, *, path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{path}: its pictures or labels are not of one shape.") from error
+
+
 def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:
-    numbers = np.asarray(rows)
+    numbers = _array(rows, path=path)
     if numbers.size and (
         not np.issubdtype(numbers.dtype, np.integer)
         or numbers.ndim != 1
@@ -127,7 +133,7 @@ def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:
     return numbers.astype(np.int64)
 
 
-def _labels_and_names(content: Any) -> tuple[Any, Sequence[str] | None]:
+def _labels_and_names(content: Any) -> tuple[Any, Any]:
     """Find the fine labels, and the names they stand for where the file has them."""
     if not isinstance(content, dict):
         return content, None
@@ -144,10 +150,10 @@ def _by_label(
     split: str,
     domain: str,
     path: Path,
-    names: Sequence[str] | None = None,
+    names: Any = None,
 ) -> list[ListedClass]:
     """Sort pictures into classes by their label."""
-    numbers = np.asarray(labels)
+    numbers = _array(labels, path=path)
     if numbers.ndim != 1 or len(numbers) != len(images) or numbers.dtype.kind not in "iuSU":
         raise DataError(
             f"{path}: has {len(images)} pictures, but labels {numbers.dtype} of shape"
@@ -163,10 +169,10 @@ def _by_label(
     return classes
 
 
-def _name(label: Any, names: Sequence[str] | None, split: str, path: Path) -> str:
+def _name(label: Any, names: Any, split: str, path: Path) -> str:
     if np.issubdtype(type(label), np.character):
         return label.decode("latin1") if isinstance(label, bytes) else str(label)
-    if names is None:
+    if not isinstance(names, (list, tuple, np.ndarray)):
         return f"{split} {int(label):04d}"
     if not 0 <= int(label) < len(names):
         raise DataError(f"{path}: has label {int(label)}, but only {len(names)} class names.")
@@ -175,7 +181,9 @@ def _name(label: Any, names: Sequence[str] | None, split: str, path: Path) -> st
 
 def _encoded(images: Sequence[Any] | NDArray[Any], row: int) -> bytes | NDArray[Any]:
     """Return a picture of an array, or the bytes of one that was stored as a file in memory."""
-    picture: bytes | NDArray[Any] = images[row]
-    if isinstance(images, np.ndarray) or isinstance(picture, bytes):
+    picture = images[row]
+    if isinstance(picture, bytes):
         return picture
-    return picture.tobytes()
+    if not isinstance(picture, np.ndarray):
+        raise DataError(f"picture {row} is stored as {type(picture).__name__}.")
+    return picture if isinstance(images, np.ndarray) else picture.tobytes()

@@ -124,7 +124,7 @@ class ClassIndex:
         """Where each class begins in `order`, ``[classes]``."""
         return np.cumsum(self.counts) - self.counts
 
-    def images_of(self, class_id: int) -> NDArray[np.int64]:
+    def images_of(self, class_id: int | np.int64) -> NDArray[np.int64]:
         """Return the picture ids of one class, ascending."""
         start = self.starts[class_id]
         return self.order[start : start + self.counts[class_id]]

@@ -1,0 +1,197 @@
+"""Is this machine fit for the work? Versions, threads, disk, extras, and gradients that can be trusted."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchemo.inner import SGD
+from torchemo.learners import MAML, InnerLoop
+from torchemo.losses import cross_entropy
+from torchemo.models import Conv4
+from torchemo.rng import generator_for
+from torchemo.runs.durable import megabytes
+from torchemo.runs.environment import environment
+from torchemo.step import outer_step, predict
+from torchemo.tree import flatten
+from torchemo.types import Batch, Episode, Params
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 4)
+FREE_BYTES = 1 << 30
+"""Disk space below which a run may not be able to save."""
+
+EXTRAS = {"tensorboard": "tensorboard", "wandb": "wandb", "ann": "faiss"}
+"""Optional parts: what to install, and the module that is then there."""
+
+EQUAL, NEAR = 1e-12, 1e-6
+"""Largest relative difference between two ways of computing, and from finite differences."""
+
+SMALL = 1e-3
+"""A tensor's difference is relative to its own gradient, or to this share of the whole one if larger: a
+bias before a normalisation has no gradient at all."""
+
+
+class Check(NamedTuple):
+    """One thing that was looked at; a ``note`` is no reason to worry."""
+
+    name: str
+    state: Literal["ok", "note", "bad"]
+    detail: str
+
+
+class Diagnosis(NamedTuple):
+    """Everything that was looked at, and the environment it was found in."""
+
+    checks: tuple[Check, ...]
+    environment: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is bad."""
+        return all(check.state != "bad" for check in self.checks)
+
+
+class GradientErrors(NamedTuple):
+    """Largest relative differences over the tensors of a network, and the tensor with the largest.
+
+    Attributes:
+        batched: Between the tasks in one call and the same tasks one after another.
+        finite: Between the meta-gradient and finite differences of the outer loss.
+    """
+
+    batched: tuple[float, str]
+    finite: tuple[float, str]
+
+
+def diagnose(folder: Path) -> Diagnosis:
+    """Look this machine over.
+
+    Args:
+        folder: Where runs are to be written.
+    """
+    checks = (_python(), _torch(), _threads(), _disk(folder), *_extras(), *_gradients())
+    return Diagnosis(checks, environment())
+
+
+def gradient_errors() -> GradientErrors:
+    """Compare the meta-gradient of a tiny Conv-4, in float64, computed in three ways.
+
+    Scale and shift of its normalisation are adapted too: with torch's fused normalisation under ``vmap``
+    this is the case whose meta-gradients are silently wrong. Here every network is written for the task
+    axis, normalises with primitives, and takes no gradient through ``vmap``.
+    """
+    model = Conv4(2, image_size=16, filters=2, activation="tanh", downsample="stride")
+    learner = MAML(InnerLoop(model, rule=SGD(lr=0.4), steps=2, adapt_bn=True))
+    params = {n: p.double() for n, p in learner.init(generator_for(0, "doctor")).items()}
+    episode = _episode()
+    loop = outer_step(learner, params, episode).gradients
+    together = outer_step(learner, params, episode, batched=True).gradients
+    least = SMALL * float(flatten({n: g[None] for n, g in loop.items()}).norm())
+    size = {n: max(float(g.norm()), least) for n, g in loop.items()}
+    return GradientErrors(
+        _largest({n: float((together[n] - g).norm()) / size[n] for n, g in loop.items()}),
+        _largest({n: _off(learner, params, episode, g, n) / size[n] for n, g in loop.items()}),
+    )
+
+
+def _episode() -> Episode:
+    generator = generator_for(0, "doctor", "tasks")
+
+    def batch(examples: int) -> Batch:
+        x = torch.rand(2, examples, 3, 16, 16, generator=generator, dtype=torch.float64)
+        return Batch(x, torch.arange(examples).repeat(2, 1) % 2)
+
+    return Episode(batch(2), batch(4))
+
+
+def _off(learner: MAML, params: Params, episode: Episode, gradient: Tensor, name: str) -> float:
+    """Return how far the slope of the outer loss along a random direction is from its gradient's."""
+    generator = generator_for(0, "doctor", name)
+    along = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+    along /= along.norm()
+
+    def loss(t: float) -> float:
+        moved = {**params, name: params[name] + t * along}
+        answer = predict(learner, moved, episode, batched=True)[-1]
+        return float(cross_entropy(answer, episode.query.y).mean())
+
+    return abs(_slope(loss) - float((gradient * along).sum()))
+
+
+def _slope(f: Callable[[float], float], h: float = 1e-4) -> float:
+    """Fourth-order central difference at 0."""
+    return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h)
+
+
+def _largest(errors: dict[str, float]) -> tuple[float, str]:
+    name = max(errors, key=lambda n: errors[n])
+    return errors[name], name
+
+
+# -- checks --------------------------------------------------------------------------------------
+
+
+def _python() -> Check:
+    least = ".".join(map(str, OLDEST_PYTHON))
+    state: Literal["ok", "bad"] = "ok" if sys.version_info[:2] >= OLDEST_PYTHON else "bad"
+    return Check("python", state, f"{platform.python_version()} (needs {least} or newer)")
+
+
+def _torch() -> Check:
+    version = str(torch.__version__)
+    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    build = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU"
+    capability = torch.backends.cpu.get_cpu_capability()
+    state: Literal["ok", "bad"] = "ok" if parts >= OLDEST_TORCH else "bad"
+    return Check("torch", state, f"{version}, {build}, {capability}")
+
+
+def _threads() -> Check:
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    detail = f"{threads} threads on {cores} cores"
+    if cores is not None and threads > cores:
+        return Check("threads", "note", f"{detail}; set OMP_NUM_THREADS={cores}")
+    return Check("threads", "ok", detail)
+
+
+def _disk(folder: Path) -> Check:
+    place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
+    if not os.access(place, os.W_OK):
+        return Check("disk", "bad", f"{place} may not be written")
+    free = shutil.disk_usage(place).free
+    state: Literal["ok", "note"] = "ok" if free >= FREE_BYTES else "note"
+    return Check("disk", state, f"{megabytes(free)} free")
+
+
+def _extras() -> list[Check]:
+    return [
+        Check(extra, "ok", "installed")
+        if util.find_spec(module) is not None
+        else Check(extra, "note", f"not installed; pip install torchemo[{extra}]")
+        for extra, module in EXTRAS.items()
+    ]
+
+
+def _gradients() -> list[Check]:
+    found = gradient_errors()
+    rows = (
+        ("tasks together = one by one", found.batched, EQUAL),
+        ("meta-gradient = finite differences", found.finite, NEAR),
+    )
+    return [
+        Check(
+            name,
+            "ok" if error <= limit else "bad",  # NaN is not below anything
+            f"largest relative difference {error:.1e} ({tensor}), at most {limit:.0e}",
+        )
+        for name, (error, tensor), limit in rows
+    ]

@@ -1,0 +1,246 @@
+"""The figures of a report."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from torchemo.report.collect import Curve
+from torchemo.report.memory_view import MemoryView
+from torchemo.report.samples import PointSample
+from torchemo.report.svg import GRID, INK, MUTED, PAPER, SERIES, WIDTH, draw, short
+
+WINDOWS = 60
+"""Points of a smoothed curve."""
+
+MAX_NUMBERED = 16
+"""More slots than these are not numbered on the map."""
+
+
+class Line(NamedTuple):
+    """A line, perhaps with a band around it; ``marked`` shows its points."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    marked: bool = False
+    colour: int = 0
+
+
+class Interval(NamedTuple):
+    """A number with its interval; an end that is None is open."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    strong: bool = False
+
+
+def smooth(curve: Curve, label: str = "", *, colour: int = 0) -> Line:
+    """Cut a curve into at most 60 windows: their medians, and where 80 % of their values lie.
+
+    Medians, because a single diverging task can have a loss a thousand times that of its neighbours.
+    """
+    windows = min(WINDOWS, len(curve.values))
+    steps = np.array_split(np.array(curve.steps, dtype=float), windows)
+    values = np.array_split(np.array(curve.values), windows)
+    return Line(
+        label,
+        [float(part.mean()) for part in steps],
+        [float(np.median(part)) for part in values],
+        [float(np.quantile(part, 0.1)) for part in values],
+        [float(np.quantile(part, 0.9)) for part in values],
+        colour=colour,
+    )
+
+
+def lines(
+    shown: Sequence[Line],
+    *,
+    name: str,
+    alt: str,
+    x: str,
+    y: str,
+    log: bool = False,
+    best: float | None = None,
+    whole: bool = False,
+) -> Markup:
+    """Draw lines with their bands.
+
+    Args:
+        shown: The lines.
+        name: Name of the figure.
+        alt: What there is to see.
+        x: What the horizontal axis counts.
+        y: What the vertical axis measures.
+        log: Use a logarithmic vertical axis.
+        best: Mark this place.
+        whole: The horizontal axis counts few whole things.
+    """
+
+    def drawing(axes: Axes) -> None:
+        for line in shown:
+            _line(axes, line)
+        if best is not None:
+            axes.axvline(best, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        if log:
+            _log_axis(axes, shown)
+        if whole:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return draw(drawing, name=name, alt=alt, legend=len(shown) > 1)
+
+
+def wide_range(shown: Sequence[Line]) -> bool:
+    """Whether lines of positive numbers span so much that only a logarithmic axis shows them."""
+    values = [value for line in shown for value in line.y]
+    return bool(values) and min(values) > 0 and max(values) > 8 * min(values)
+
+
+def forest(
+    rows: Sequence[Interval],
+    *,
+    name: str,
+    alt: str,
+    x: str,
+    zero: bool = False,
+    sides: tuple[str, str] | None = None,
+) -> Markup:
+    """Draw numbers with their intervals, one below the other.
+
+    Args:
+        rows: The numbers, from top to bottom.
+        name: Name of the figure.
+        alt: What there is to see.
+        x: What the axis measures.
+        zero: Draw a line at zero.
+        sides: What lying left and right of zero means.
+    """
+    places = list(range(len(rows)))[::-1]
+
+    def drawing(axes: Axes) -> None:
+        if zero:
+            axes.axvline(0.0, color=INK, linewidth=1)
+        for place, row in zip(places, rows, strict=True):
+            colour = INK if row.strong else SERIES[0]
+            low = row.value if row.low is None else row.low
+            high = row.value if row.high is None else row.high
+            axes.plot([low, high], [place, place], color=colour, linewidth=3 if row.strong else 2)
+            axes.plot([row.value], [place], "D" if row.strong else "o", color=colour, markersize=6)
+        axes.set_yticks(places, [short(row.label) for row in rows], color=INK)
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(x)
+        if sides is not None:
+            axes.set_title(f"← {short(sides[0], length=26)}", loc="left", color=MUTED, fontsize=9)
+            axes.set_title(f"{short(sides[1], length=26)} →", loc="right", color=MUTED, fontsize=9)
+
+    return draw(drawing, name=name, alt=alt, size=(WIDTH, 1.1 + 0.36 * len(rows)))
+
+
+def key_map(memory: MemoryView, *, name: str, alt: str) -> Markup:
+    """Draw where slots (circles) and validation tasks (dots) lie; slots that are recalled more are larger."""
+    colours = {domain: SERIES[i % len(SERIES)] for i, domain in enumerate(memory.domains)}
+    places = memory.key_map
+    sizes = _sizes(memory)
+
+    def drawing(axes: Axes) -> None:
+        for domain in [*memory.domains, None]:
+            rows = [i for i, d in enumerate(memory.task_domains) if d == domain]
+            if rows:
+                at = places.tasks[rows].numpy()
+                label = "unknown" if domain is None else short(domain)
+                colour = MUTED if domain is None else colours[domain]
+                axes.scatter(at[:, 0], at[:, 1], s=16, color=colour, label=label, linewidths=0)
+        for (x, y), slot, size in zip(places.slots.tolist(), memory.slots, sizes, strict=True):
+            owner = slot.domain if slot.domain is not None else slot.recalled_by
+            colour = MUTED if owner is None else colours[owner]
+            axes.scatter(x, y, s=size, color=colour, alpha=0.22, linewidths=0)
+            axes.scatter(x, y, s=size, facecolors="none", edgecolors=colour, linewidths=1.4)
+            if len(memory.slots) <= MAX_NUMBERED:
+                axes.text(x, y, str(slot.number), ha="center", va="center", fontsize=8)
+        first, second = (100 * share for share in places.explained)
+        axes.set_xlabel(f"first component ({first:.0f} % of the variance)")
+        axes.set_ylabel(f"second ({second:.0f} %)")
+
+    return draw(drawing, name=name, alt=alt, size=(WIDTH, 3.8), legend=True)
+
+
+def _sizes(memory: MemoryView) -> list[float]:
+    """Return areas that grow with how much slots are recalled; few slots are drawn larger."""
+    amounts = [float(slot.recalls) for slot in memory.slots]
+    if memory.recalls_are_equal:
+        amounts = [slot.weight for slot in memory.slots]
+    least, most = min(amounts), max(amounts)
+    smallest = 140.0 if len(amounts) <= MAX_NUMBERED else 30.0
+    return [smallest + 160.0 * (a - least) / ((most - least) or 1.0) for a in amounts]
+
+
+def task_curve(sample: PointSample, *, name: str, alt: str) -> Markup:
+    """Draw a regression task: its points, and what the learner made of them before and after."""
+    before, after = 4, 0
+
+    def curves(axes: Axes) -> None:
+        x, y = sample.support.x[:, 0].numpy(), sample.support.y[:, 0].numpy()
+        grid = sample.grid.numpy()
+        axes.plot(grid, sample.curves[0].numpy(), "--", color=SERIES[before], label="before")
+        axes.plot(grid, sample.curves[1].numpy(), color=SERIES[after], label="after")
+        asked = sample.query.x[:, 0].numpy(), sample.query.y[:, 0].numpy()
+        axes.plot(*asked, "o", markersize=5, color=PAPER, markeredgecolor=INK, label="query")
+        axes.plot(x, y, "o", markersize=5.5, color=INK, label="support")
+        axes.set_xlabel("input")
+        axes.set_ylabel("target")
+
+    def agreement(axes: Axes) -> None:
+        truth = sample.query.y[:, 0].numpy()
+        span = [float(truth.min()), float(truth.max())]
+        axes.plot(span, span, color=GRID, linewidth=3)
+        axes.plot(
+            truth, sample.answers[0].numpy(), "s", markersize=5, color=SERIES[before],
+            fillstyle="none", label="before",
+        )  # fmt: skip
+        axes.plot(truth, sample.answers[1].numpy(), "o", color=SERIES[after], label="after")
+        axes.set_xlabel("true target of a query")
+        axes.set_ylabel("predicted")
+
+    drawing = curves if len(sample.grid) else agreement
+    return draw(drawing, name=name, alt=alt, size=(WIDTH, 2.9), legend=True)
+
+
+def _line(axes: Axes, line: Line) -> None:
+    colour = SERIES[line.colour % len(SERIES)]
+    if line.low is not None and line.high is not None:
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
+    axes.plot(
+        line.x,
+        line.y,
+        color=colour,
+        label=short(line.label),
+        marker="o" if line.marked or len(line.x) == 1 else None,
+        markersize=4.5,
+    )
+
+
+def _log_axis(axes: Axes, shown: Sequence[Line]) -> None:
+    """Scale by what the lines reach: a band may run below zero, or far above where anything happens."""
+    axes.set_yscale("log")
+    tops = [v for line in shown for v in (line.high if line.high is not None else line.y)]
+    bottoms = [v for line in shown for v in line.y]
+    bottom, top = min(bottoms) / 1.6, min(max(tops), 4 * max(bottoms)) * 1.2
+    axes.set_ylim(bottom, top)
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(plain)
+    narrow = top < 80 * bottom
+    axes.yaxis.set_minor_formatter(
+        FuncFormatter(lambda v, _: f"{v:g}" if narrow and f"{v:e}"[0] in "25" else "")
+    )
