@@ -137,60 +137,25 @@ def build_emo(
 ) -> EMO:
     """Make the memory optimizer that ``config`` describes, for ``learner`` on such tasks."""
     encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
-    memory, value = config.memory, config.value
     # Rows of a head tensor's rate gradient are classes too.
     heads = (*learner.loop.model.head, *(RATE + name for name in learner.loop.model.head))
-    emo = EMO(
-        EpisodicMemory(
-            memory.capacity,
-            encoder.dim,
-            controller=_controller(config, seed),
-            value_dtype=getattr(torch, memory.value_dtype),
-            key_dtype=dtype,
-        ),
-        Retrieval(
-            config.retrieval.k,
-            weights=config.retrieval.weights,
-            temperature=config.retrieval.temperature,
-            null_distance=config.retrieval.null_distance,
-            max_age=memory.max_age,
-            min_fill=memory.min_fill,
-            index=INDICES[config.retrieval.index](),
-        ),
-        build_aggregator(
-            config.aggregator,
-            remembered_shapes(config, learner),
-            k=config.retrieval.k or memory.capacity,
-            steps=learner.loop.steps,
-            head=heads,
-            seed=seed,
-        ),
-        encoder=encoder,
-        policy=Policy(
-            content=value.content,
-            memory_steps=value.memory_steps,
-            recall_step=value.recall_step,
-            head_align=value.head_align,
-            n_way=tasks.n_out if tasks.kind == "classification" else None,
-            recall_dropout=value.recall_dropout,
-            value_clip=value.clip,
-            value_scale=_value_scale(config, tasks),
-            write=memory.write,
-            slots=SlotAdam(
-                lr=memory.slot_lr,
-                key_lr=memory.slot_key_lr,
-                decay=memory.slot_decay,
-                update=memory.slot_update,
-            ),
-            warmup=memory.warmup,
-            novelty=memory.novelty,
-            rekey_every=memory.rekey_every,
-            key_gradient=config.key.training == "outer",
-            control=value.control,
-            seed=seed,
-        ),
-        head=heads,
+    memory = EpisodicMemory(
+        config.memory.capacity,
+        encoder.dim,
+        controller=_controller(config, seed),
+        value_dtype=getattr(torch, config.memory.value_dtype),
+        key_dtype=dtype,
     )
+    aggregator = build_aggregator(
+        config.aggregator,
+        remembered_shapes(config, learner),
+        k=config.retrieval.k or config.memory.capacity,
+        steps=learner.loop.steps,
+        head=heads,
+        seed=seed,
+    )
+    policy = _policy(config, tasks, seed)
+    emo = EMO(memory, _retrieval(config), aggregator, encoder=encoder, policy=policy, head=heads)
     return emo.to(dtype)
 
 
@@ -233,6 +198,45 @@ def _embedder(config: KeyConfig, model: Model, tasks: TaskShape, generator: Gene
         )
     kind = OwnConv if config.embedder == "own" else FrozenRandom
     return kind(tasks.x[0], tasks.x[1], generator=generator, dim=config.dim)
+
+
+def _retrieval(config: EMOConfig) -> Retrieval:
+    return Retrieval(
+        config.retrieval.k,
+        weights=config.retrieval.weights,
+        temperature=config.retrieval.temperature,
+        null_distance=config.retrieval.null_distance,
+        max_age=config.memory.max_age,
+        min_fill=config.memory.min_fill,
+        index=INDICES[config.retrieval.index](),
+    )
+
+
+def _policy(config: EMOConfig, tasks: TaskShape, seed: int) -> Policy:
+    memory, value = config.memory, config.value
+    return Policy(
+        content=value.content,
+        memory_steps=value.memory_steps,
+        recall_step=value.recall_step,
+        head_align=value.head_align,
+        n_way=tasks.n_out if tasks.kind == "classification" else None,
+        recall_dropout=value.recall_dropout,
+        value_clip=value.clip,
+        value_scale=_value_scale(config, tasks),
+        write=memory.write,
+        slots=SlotAdam(
+            lr=memory.slot_lr,
+            key_lr=memory.slot_key_lr,
+            decay=memory.slot_decay,
+            update=memory.slot_update,
+        ),
+        warmup=memory.warmup,
+        novelty=memory.novelty,
+        rekey_every=memory.rekey_every,
+        key_gradient=config.key.training == "outer",
+        control=value.control,
+        seed=seed,
+    )
 
 
 def _controller(config: EMOConfig, seed: int) -> Controller:

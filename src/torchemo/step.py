@@ -212,7 +212,7 @@ def predict(
                 bound = emo.bind(slice_recall(recall, group))
             part, begin = _tasks(episode, group), _part(start, group)
             adapted = learner.adapt(begin, part.support, bound=bound, steps=steps, order=0)
-            return learner.outputs(adapted, part.query.x, steps=range(steps + 1))
+            return learner.loop.outputs(adapted, part.query.x, steps=range(steps + 1))
 
         answers = run_tasks(answer, groups, workers=workers)
     return [torch.cat(step) for step in zip(*answers, strict=True)]

@@ -11,7 +11,7 @@ from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
 from torchemo.errors import CheckpointError, Diverged
-from torchemo.learners.learner import Learner
+from torchemo.learners.learner import Learner, Scheduled
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
 from torchemo.step import outer_step
@@ -98,7 +98,9 @@ class Trainer:
         Raises:
             Diverged: A loss or gradient is not finite; nothing has been changed.
         """
-        learner = self.learner.scheduled(self.iteration)
+        learner = self.learner
+        if isinstance(learner, Scheduled):
+            learner = learner.scheduled(self.iteration)
         result = outer_step(
             learner,
             self.params,

@@ -15,6 +15,7 @@ from torchemo.cli.demo import DemoCommand
 from torchemo.cli.doctor import DoctorCommand
 from torchemo.cli.evaluate import CompareCommand, EvalCommand
 from torchemo.cli.memory import MemoryCommand
+from torchemo.cli.report import ReportCommand
 from torchemo.cli.train import TrainCommand
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": TrainCommand,
     "eval": EvalCommand,
     "compare": CompareCommand,
+    "report": ReportCommand,
     "data": DataCommand,
     "memory": MemoryCommand,
     "checkpoint": CheckpointCommand,
@@ -41,7 +43,9 @@ _STYLE = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, run the command, and exit with its code."""
     try:
-        sys.exit(_parse(sys.argv[1:] if arguments is None else arguments).run())
+        code = _parse(sys.argv[1:] if arguments is None else arguments).run()
+        sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         _leave("interrupted.", 130)
     except BrokenPipeError:

@@ -17,7 +17,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right."""
+    """Print a table; columns of numbers are right-aligned, except the first."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -25,7 +25,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     # Names come from files: as texts they are shown as they are, and no markup is read into them.
     table = Table(title=Text(printable(title)), title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
+        numbers = i > 0 and not any(row[i][:1].isalpha() for row in rows)
+        table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(table)

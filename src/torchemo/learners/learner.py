@@ -79,12 +79,13 @@ class Learner(Protocol):
         """Return each task's outer loss, and its row of the outer gradient for every leaf."""
         ...
 
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
-        """Answer ``x`` with the parameters after each of the given numbers of steps."""
-        ...
 
-    def scheduled(self, iteration: int) -> "Learner":
-        """Return this learner as it is at an outer iteration (annealed switches)."""
+@runtime_checkable
+class Scheduled(Protocol):
+    """A learner with switches that are annealed over the outer loop."""
+
+    def scheduled(self, iteration: int) -> Learner:
+        """Return this learner as it is at an outer iteration."""
         ...
 
 
@@ -105,3 +106,11 @@ def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> l
         torch.zeros_like(leaf) if row is None else row
         for leaf, row in zip(leaves, found, strict=True)
     ]
+
+
+def query_rows(
+    loop: InnerLoop, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
+) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+    """Differentiate the query loss after the last step (Eq. 3): losses and rows."""
+    losses = loop.losses(adapted, query)
+    return losses.detach(), gradient_rows(losses, leaves)

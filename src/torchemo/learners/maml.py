@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchemo.emo import Bound
 from torchemo.inner import Adapted
-from torchemo.learners.learner import Traits, gradient_rows
+from torchemo.learners.learner import Traits, query_rows
 from torchemo.learners.loop import InnerLoop
 from torchemo.types import Batch, Params, Start
 
@@ -57,16 +57,7 @@ class MAML:
         self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
     ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
         """Differentiate the query loss after the last step (Eq. 3)."""
-        losses = self.loop.losses(adapted, query)
-        return losses.detach(), gradient_rows(losses, leaves)
-
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
-        """Answer ``x`` after each number of steps."""
-        return self.loop.outputs(adapted, x, steps=steps)
-
-    def scheduled(self, iteration: int) -> "MAML":
-        """Nothing is annealed."""
-        return self
+        return query_rows(self.loop, adapted, query, leaves=leaves)
 
 
 def fomaml(loop: InnerLoop) -> MAML:

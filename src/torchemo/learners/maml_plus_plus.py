@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchemo.emo import Bound
 from torchemo.inner import Adapted
-from torchemo.learners.learner import Traits, gradient_rows
+from torchemo.learners.learner import Traits, gradient_rows, query_rows
 from torchemo.learners.loop import InnerLoop
 from torchemo.learners.meta_sgd import RATE
 from torchemo.types import Batch, Params, Start
@@ -109,18 +109,13 @@ class MAMLPlusPlus:
     ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
         """Differentiate the weighted query losses after every step, or the last one alone."""
         if not self.multi_step_loss or self.loop.steps < 2:
-            losses = self.loop.losses(adapted, query)
-            return losses.detach(), gradient_rows(losses, leaves)
+            return query_rows(self.loop, adapted, query, leaves=leaves)
         after = self.loop.outputs(adapted, query.x, steps=range(1, self.loop.steps + 1))
         weights = step_weights(self.loop.steps, self.epoch)
         losses = torch.stack(
             [w * self.loop.loss(out, query.y) for w, out in zip(weights, after, strict=True)]
         ).sum(0)
         return losses.detach(), gradient_rows(losses, leaves)
-
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
-        """Answer ``x`` after each number of steps."""
-        return self.loop.outputs(adapted, x, steps=steps)
 
     def scheduled(self, iteration: int) -> "MAMLPlusPlus":
         """Move to the epoch of ``iteration``."""

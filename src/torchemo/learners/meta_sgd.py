@@ -11,7 +11,7 @@ from torch import Tensor
 from torchemo.emo import Bound
 from torchemo.errors import ConfigError
 from torchemo.inner import Adapted
-from torchemo.learners.learner import Traits, gradient_rows
+from torchemo.learners.learner import Traits, query_rows
 from torchemo.learners.loop import InnerLoop
 from torchemo.types import Batch, Params, Start
 
@@ -127,13 +127,4 @@ class MetaSGD:
         self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
     ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
         """Differentiate the query loss in the initialisation and in the rates."""
-        losses = self.loop.losses(adapted, query)
-        return losses.detach(), gradient_rows(losses, leaves)
-
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
-        """Answer ``x`` after each number of steps."""
-        return self.loop.outputs(adapted, x, steps=steps)
-
-    def scheduled(self, iteration: int) -> "MetaSGD":
-        """Nothing is annealed."""
-        return self
+        return query_rows(self.loop, adapted, query, leaves=leaves)

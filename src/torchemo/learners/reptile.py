@@ -74,11 +74,3 @@ class Reptile:
             losses = self.loop.losses(adapted, query)
         moved = {id(start.theta[n]): start.theta[n] - end for n, end in adapted.theta.items()}
         return losses, [moved.get(id(leaf), torch.zeros_like(leaf)).detach() for leaf in leaves]
-
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
-        """Answer ``x`` after each number of steps."""
-        return self.loop.outputs(adapted, x, steps=steps)
-
-    def scheduled(self, iteration: int) -> "Reptile":
-        """Nothing is annealed here; the outer rate is the trainer's."""
-        return self

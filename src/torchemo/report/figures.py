@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from torchemo.report.collect import Curve
@@ -162,13 +163,14 @@ def key_map(memory: MemoryView, *, name: str, alt: str) -> Markup:
                 label = "unknown" if domain is None else short(domain)
                 colour = MUTED if domain is None else colours[domain]
                 axes.scatter(at[:, 0], at[:, 1], s=16, color=colour, label=label, linewidths=0)
-        for (x, y), slot, size in zip(places.slots.tolist(), memory.slots, sizes, strict=True):
-            owner = slot.domain if slot.domain is not None else slot.recalled_by
-            colour = MUTED if owner is None else colours[owner]
-            axes.scatter(x, y, s=size, color=colour, alpha=0.22, linewidths=0)
-            axes.scatter(x, y, s=size, facecolors="none", edgecolors=colour, linewidths=1.4)
-            if len(memory.slots) <= MAX_NUMBERED:
-                axes.text(x, y, str(slot.number), ha="center", va="center", fontsize=8)
+        owners = [s.recalled_by if s.domain is None else s.domain for s in memory.slots]
+        edges = [MUTED if owner is None else colours[owner] for owner in owners]
+        faces = [to_rgba(edge, 0.22) for edge in edges]
+        x, y = places.slots.numpy().T
+        axes.scatter(x, y, s=sizes, facecolors=faces, edgecolors=edges, linewidths=1.4)
+        if len(memory.slots) <= MAX_NUMBERED:
+            for slot, at_x, at_y in zip(memory.slots, x, y, strict=True):
+                axes.text(at_x, at_y, str(slot.number), ha="center", va="center", fontsize=8)
         first, second = (100 * share for share in places.explained)
         axes.set_xlabel(f"first component ({first:.0f} % of the variance)")
         axes.set_ylabel(f"second ({second:.0f} %)")

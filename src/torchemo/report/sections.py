@@ -1,8 +1,9 @@
 """The sections of a run's report: what was found, as figures and rows of tables."""
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -230,10 +231,10 @@ def sample(task: PictureSample | PointSample, *, order: int) -> SampleSection:
     return SampleSection(task, task_curve(task, name=f"sample-{order}", alt=alt))
 
 
-def changed_options(config: RunConfig) -> dict[str, Any]:
-    """Return the options that differ from the defaults."""
+def changed_options(config: RunConfig) -> dict[str, str]:
+    """Return the options that differ from the defaults, written out."""
     chosen, default = flat(to_dict(config)), flat(to_dict(RunConfig()))
-    return {key: value for key, value in chosen.items() if value != default[key]}
+    return {key: json.dumps(value) for key, value in chosen.items() if value != default[key]}
 
 
 def _ends(line: Line) -> str:

@@ -60,7 +60,7 @@ METRICS = {
     "accuracy": Metric(
         name="accuracy",
         mean="mean accuracy",
-        unit="accuracy, %",
+        unit="accuracy (%)",
         difference="difference, percentage points",
         scale=100.0,
         higher_is_better=True,
