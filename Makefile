@@ -10,7 +10,7 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit faults slow lint clean
+.PHONY: help setup demo test unit shapes faults slow lint clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
@@ -37,6 +37,10 @@ lint: setup
 
 unit: setup
 	$(PYTEST) -m "not slow and not faults and not study"
+
+# The unit tier once more with every shape and type annotation enforced at run time.
+shapes: setup
+	$(PYTEST) -m "not slow and not faults and not study" --jaxtyping-packages=torchemo,beartype.beartype
 
 faults: setup
 	$(PYTEST) -m "(faults or study) and not slow"

@@ -33,7 +33,7 @@ EXTRAS = {"tensorboard": "tensorboard", "wandb": "wandb", "ann": "faiss"}
 EQUAL, NEAR = 1e-12, 1e-6
 """Largest relative difference between two ways of computing, and from finite differences."""
 
-STEP = 1e-4
+STEP = 1e-5
 """Half the length of a finite difference: its error is of the order of the square."""
 
 SMALL = 1e-3

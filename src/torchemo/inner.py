@@ -6,7 +6,6 @@ parameters is the stack of the tasks' gradients.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, final, runtime_checkable
 
 import torch
@@ -136,9 +135,9 @@ class Adapted(NamedTuple):
     path: tuple[Params, ...]
     losses: Float[Tensor, "task step"]
     gradients: tuple[Params, ...]
-    extra_values: Params = MappingProxyType({})  # type: ignore[assignment]
+    extra_values: Params | None = None
     support_x: Tensor | None = None
-    statistics: dict[int, Params] = MappingProxyType({})  # type: ignore[assignment]
+    statistics: dict[int, Params] | None = None
     evaluation: bool = False
 
     @property

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,8 +53,9 @@ class Progress:
     skipped: tuple[int, ...] = ()
 
     def scored(self, step: int, score: float) -> "Progress":
-        """Note a validation."""
-        if self.best_score is None or score > self.best_score:
+        """Note a validation; a score that is not finite is never the best."""
+        better = self.best_score is None or score > self.best_score
+        if better and math.isfinite(score):
             return replace(self, best_step=step, best_score=score, validations_since_best=0)
         return replace(self, validations_since_best=self.validations_since_best + 1)
 

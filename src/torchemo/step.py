@@ -173,7 +173,7 @@ def solve(
         weights=None if weights is None else rows[n + r],
         aggregator=rows[len(wanted) :],
         values=values,
-        statistics={step: detach(seen) for step, seen in adapted.statistics.items()},
+        statistics={step: detach(seen) for step, seen in (adapted.statistics or {}).items()},
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.laws.cases import MODEL, N_WAY, double, make_episode, make_params
+from tests.models.oracles import REFUSALS
 from torchemo.errors import ConfigError
 from torchemo.inner import SGD, Adam
 from torchemo.learners import (
@@ -200,7 +201,7 @@ def test_conv4_adapts_32645_scalars_and_the_head_of_anil_4005():
 
 def test_bad_loops_are_refused():
     for wrong in ({"steps": -1}, {"order": 0}, {"adapts": "tail"}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(REFUSALS):
             InnerLoop(MODEL, **wrong)
     with pytest.raises(ConfigError, match="per element"):
         MetaSGD(LOOP, shape="scalar", rate_memory=0.1)

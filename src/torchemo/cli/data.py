@@ -186,15 +186,19 @@ def _embedded() -> list[dict[str, Any]]:
 
 
 def _below(root: Path) -> list[dict[str, Any]]:
+    from torchemo.data.listing import SPLIT_FOLDERS
+    from torchemo.data.packed import is_packed
+
     if not root.exists():
         raise DataError(
             f"{root}: there is no such file or folder.", hint="Check --data or TORCHEMO_DATA."
         )
-    if root.is_file():
+    inside = [] if root.is_file() else sorted(root.iterdir())
+    if root.is_file() or is_packed(root) or any(p.name.lower() in SPLIT_FOLDERS for p in inside):
         return [_describe(root)]
     found = [
         _describe(path)
-        for path in sorted(root.iterdir())
+        for path in inside
         if not path.name.startswith(".") and (path.is_dir() or path.suffix in (".zip", ".npz"))
     ]
     # Class folders are no sets of their own: then the folder itself may be one.

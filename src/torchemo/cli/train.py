@@ -173,8 +173,7 @@ def _size(fields: Mapping[str, Any]) -> str:
 
 def _words(fields: Mapping[str, Any]) -> str:
     shown = ("loss", "accuracy", "filled", "age", "same_domain", "path", "why")
+    found = {name: fields[name] for name in shown if fields.get(name) is not None}
     return "  ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in fields.items()
-        if name in shown and value is not None
+        value if isinstance(value, str) else f"{name} {value:.3g}" for name, value in found.items()
     )

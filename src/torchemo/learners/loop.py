@@ -118,12 +118,13 @@ class InnerLoop:
                 predict_with_support(self.model, adapted.path[s], adapted.support_x, x)
                 for s in steps
             ]
-        stored = adapted.evaluation
+        stored, seen = adapted.evaluation, adapted.statistics
+        seen = {} if seen is None else seen
         if self.adapts == "head":
-            trunk = self._at(max(steps), adapted.statistics, stored=stored)
+            trunk = self._at(max(steps), seen, stored=stored)
             features = trunk.features(adapted.path[0], x)
             return [self.model.classify(adapted.path[s], features) for s in steps]
-        network = self._network(adapted.statistics, stored=stored)
+        network = self._network(seen, stored=stored)
         return [network(adapted.path[s], x, s) for s in steps]
 
     def losses(self, adapted: Adapted, query: Batch) -> Float[Tensor, " task"]:

@@ -1,7 +1,7 @@
 """The report of a comparison: paired differences on the same tasks."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -87,15 +87,19 @@ def _is_synthetic(found: Mapping[str, Any]) -> bool:
 
 
 def _names(comparison: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the base and the others; equal methods are told apart by their runs."""
+    """Name the base and the others; equal methods are told apart by their runs, or else by number."""
     sides = [comparison[0]["base"], *(found["other"] for found in comparison)]
     methods = [str(side["method"]) for side in sides]
+    runs = [str((side.get("runs") or [""])[0]) for side in sides]
+    folders = [PurePath(run).name for run in runs]
     names = []
-    for i, (side, method) in enumerate(zip(sides, methods, strict=True)):
+    for i, method in enumerate(methods):
         if methods.count(method) == 1:
             names.append(method)
-        elif side.get("runs"):
-            names.append(f"{method} ({place(str(side['runs'][0]))})")
+        elif folders[i] and folders.count(folders[i]) == 1:
+            names.append(f"{method} ({folders[i]})")
+        elif runs[i] and runs.count(runs[i]) == 1:
+            names.append(f"{method} ({place(runs[i])})")
         else:
             names.append(f"{method} ({i})")
     return names
@@ -103,7 +107,8 @@ def _names(comparison: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _pair(found: Mapping[str, Any], metric: Metric, *, base: str, other: str, order: int) -> Pair:
     groups = {"all tasks": found["difference"]} | dict(found["per_domain"])
-    better = (base, other) if metric.higher_is_better else (other, base)
+    sides = tuple(f"{name} better" for name in _names([found]))
+    left, right = sides if metric.higher_is_better else sides[::-1]
     rows = [_row(name, row, metric) for name, row in groups.items()]
     shown = [
         Interval(
@@ -126,7 +131,7 @@ def _pair(found: Mapping[str, Any], metric: Metric, *, base: str, other: str, or
             alt=f"{other} minus {base}. {alt}.",
             x=metric.difference,
             zero=True,
-            sides=(f"{better[0]} better", f"{better[1]} better"),
+            sides=(left, right),
         ),
         seeds=_over_seeds(found, metric),
         sides=[_side(found[key], name, metric) for key, name in (("base", base), ("other", other))],
@@ -142,7 +147,6 @@ def _row(name: str, row: Mapping[str, Any], metric: Metric) -> dict[str, Any]:
         "interval": metric.interval(difference["low"], difference["high"], sign=True),
         "p": p_value(row["p_value"]),
         "wins": f"{row['wins']} / {row['ties']} / {row['losses']}",
-        "tasks": difference["n"],
     }
 
 
@@ -152,13 +156,12 @@ def _verdict(found: Mapping[str, Any], metric: Metric, *, base: str, other: str)
     shown = found["over_seeds"]["both"] if several else found["difference"]["difference"]
     low, high = shown["low"], shown["high"]
     scope = "over seeds and tasks" if several else "over tasks, one training seed"
-    if low is None or high is None or low <= 0 <= high:
-        return f"No difference shown ({scope})."
-    ahead, behind = (other, base) if (low > 0) == metric.higher_is_better else (base, other)
-    return (
-        f"{ahead} is better than {behind}: {metric.write(shown['value'], sign=True)}"
-        f" {metric.interval(low, high, sign=True)} ({scope})."
-    )
+    verdict = "No difference is shown"
+    if low is not None and high is not None and not low <= 0 <= high:
+        ahead = (low > 0) == metric.higher_is_better
+        verdict = f"{other} is better than {base}" if ahead else f"{base} is better than {other}"
+    difference = metric.write(shown["value"], sign=True)
+    return f"{verdict}: {difference} {metric.interval(low, high, sign=True)}, {scope}."
 
 
 def _over_seeds(found: Mapping[str, Any], metric: Metric) -> list[tuple[str, str, str]]:

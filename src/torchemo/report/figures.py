@@ -227,7 +227,7 @@ def _line(axes: Axes, line: Line) -> None:
         line.x,
         line.y,
         color=colour,
-        label=short(line.label),
+        label=short(line.label, length=30),
         marker="o" if line.marked or len(line.x) == 1 else None,
         markersize=4.5,
     )

@@ -103,10 +103,12 @@ def number(value: float, *, sign: bool = False) -> str:
         text = f"{size:.2f}"
     elif size >= 0.1:
         text = f"{size:.3f}"
+    elif size >= 0.001:
+        text = f"{size:.4f}"
     else:
-        text = f"{size:.3g}"
-    if float(text.replace(",", "")) == 0:
-        return text
+        text = f"{size:.2e}"
+    if value == 0:
+        return "0"
     return (MINUS if value < 0 else "+" if sign else "") + text
 
 

@@ -1,0 +1,155 @@
+"""adapt, doctor and demo from the command line: what they print, write and refuse."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.cli.conftest import COLOURS, colour_picture
+from torchemo import demo, doctor
+from torchemo.comparison import compare
+from torchemo.runs import checkpoint
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Support pictures of black and white, two and three of them, and a query of either."""
+    support, query = tmp_path / "support", tmp_path / "query"
+    query.mkdir()
+    for seed, (name, shots) in enumerate((("black", 2), ("white", 3))):
+        (support / name).mkdir(parents=True)
+        for shot in range(shots):
+            picture = colour_picture(COLOURS["test"][name], 1000 + 10 * seed + shot, size=40)
+            picture.save(support / name / f"{shot}.jpg")
+        colour_picture(COLOURS["test"][name], 2000 + seed).save(query / f"{name}.png")
+    return support, query
+
+
+def words(run, folders, *more):
+    support, query = folders
+    return ("adapt", run, "--support", support, "--query", query, *more)
+
+
+def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, folders, tmp_path):
+    out = tmp_path / "answers"
+    found = torchemo(*words(picture_runs / "memory", folders, "--out", out))
+    assert found.code == 0
+    for text in ("black.png", "white.png", "runner-up", "recalled slots: ", "(colours, "):
+        assert text in found.out
+    saved = json.loads((out / "predictions.json").read_text())
+    assert saved["classes"] == {"black": 2, "white": 3}
+    assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
+    page = (out / "sheet.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+
+
+def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):
+    run = shutil.copytree(picture_runs / "proto", tmp_path / "run")
+    found = torchemo(*words(run, folders, "--json"))
+    assert found.code == 0
+    assert found.json == json.loads((run / "adapted" / "predictions.json").read_text())
+    assert [p["predicted"] for p in found.json["predictions"]] == ["black", "white"]
+
+
+def test_neither_the_data_nor_the_run_are_touched(torchemo, picture_runs, folders, tmp_path):
+    run = shutil.copytree(picture_runs / "memory", tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("/colours", "/gone"))
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    assert torchemo(*words(run, folders, "--out", tmp_path / "answers")).code == 0
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda support, query: shutil.rmtree(support), 3, "there is no such folder"),
+        (lambda support, query: shutil.rmtree(query), 3, "there is no such folder"),
+        (lambda support, query: (support / "third").mkdir(), 3, "'third' has no pictures"),
+        (lambda support, query: (query / "x.png").write_bytes(b""), 3, "x.png: is empty"),
+        (
+            lambda support, query: shutil.copytree(support / "black", support / "third"),
+            2,
+            "3 classes, the run was trained for 2",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused(
+    torchemo, picture_runs, folders, tmp_path, change, code, said
+):
+    change(*folders)
+    found = torchemo(*words(picture_runs / "memory", folders, "--out", tmp_path / "answers"))
+    assert found.code == code
+    assert said in found.err
+    assert not (tmp_path / "answers").exists()
+
+
+def test_runs_that_cannot_be_used_are_refused(
+    torchemo, point_runs, picture_runs, folders, tmp_path
+):
+    assert torchemo(*words(point_runs / "base", folders)).code == 2
+    assert torchemo(*words(tmp_path / "nowhere", folders)).code == 2
+    assert torchemo(*words(picture_runs / "proto", folders, "--step", 99)).code == 4
+    run = shutil.copytree(picture_runs / "proto", tmp_path / "run")
+    for path in checkpoint.published(run):
+        (path / "manifest.json").write_text("{}")
+    found = torchemo(*words(run, folders))
+    assert found.code == 4
+    assert "no checkpoint that can be read" in found.err
+
+
+def test_a_place_that_cannot_be_written_is_told_in_words(torchemo, picture_runs, folders, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out = tmp_path / "file" / "answers"
+    found = torchemo(*words(picture_runs / "proto", folders, "--out", out))
+    assert found.code == 6
+    assert str(tmp_path / "file") in found.err
+
+
+# -- doctor --------------------------------------------------------------------------------------
+
+
+def test_the_doctor_is_content_with_this_machine(torchemo):
+    found = torchemo("doctor", "--json")
+    assert found.code == 0
+    assert found.json["ok"] is True
+    assert found.json["environment"]["torch"]["version"]
+
+
+def test_the_doctor_leaves_with_1_when_gradients_are_wrong(torchemo, monkeypatch):
+    wrong = doctor.GradientErrors((0.0, "conv1.weight"), (0.02, "conv1.weight"))
+    monkeypatch.setattr(doctor, "gradient_errors", lambda: wrong)
+    found = torchemo("doctor")
+    assert found.code == 1
+    assert "something is wrong" in found.out
+    assert torchemo("doctor", "--json").json["ok"] is False
+
+
+# -- demo ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick_demo(torchemo, picture_runs, monkeypatch):
+    """The demo without its training: the runs on colours take the place of its own."""
+    results = []
+    for name in ("proto", "memory"):
+        results.append(torchemo("eval", picture_runs / name, "--tasks", 4, "--json").json)
+    monkeypatch.setattr(demo, "run_demo", lambda *args, **how: compare(*([r] for r in results)))
+
+
+def test_the_demo_shows_and_saves_its_comparison(torchemo, quick_demo, tmp_path):
+    out = tmp_path / "demo"
+    found = torchemo("demo", "--out", out, "--iterations", 2, "--test-tasks", 4)
+    assert found.code == 0
+    assert "synthetic" in found.out
+    assert "4 paired tasks, one seed" in found.out
+    machine = torchemo("demo", "--out", out, "--json")  # a demo is made anew over a demo
+    assert machine.json == json.loads((out / "summary.json").read_text())
+
+
+def test_the_demo_does_not_write_over_anything_else(torchemo, quick_demo, tmp_path):
+    (tmp_path / "mine.txt").write_text("dear")
+    found = torchemo("demo", "--out", tmp_path)
+    assert found.code == 2
+    assert "not a demo" in found.err
+    assert (tmp_path / "mine.txt").exists()

@@ -1,0 +1,299 @@
+"""train, eval, compare: what a run prints, refuses and leaves behind; Ctrl-C saves."""
+
+import json
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests.cli.conftest import (
+    COMMAND,
+    MEMORY,
+    PICTURES,
+    POINTS,
+    flip_a_bit,
+    strict_json,
+    write_colours,
+)
+from torchemo.cli.train import TrainCommand
+from torchemo.presets import names, preset
+from torchemo.runner import read_config
+from torchemo.runs import checkpoint, events
+
+
+def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo, tmp_path):
+    found = torchemo(
+        "train", "--out", tmp_path / "run", "--preset", "maml-emo-paper", *POINTS, *MEMORY
+    )
+    assert found.code == 0
+    # An MLP 1-4-1 has 13 parameters; 5 slots of 13 values and a key of 8 in float32, a domain (int64),
+    # five 64-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 41 bytes.
+    assert found.err.startswith("13 parameters, ")
+    assert "memory of 5 slots x 133 bytes = 665 bytes" in found.err
+    assert "step 6 validation: loss " in found.err
+    assert found.out.startswith("finished after 6 steps, best ")
+    assert f"torchemo eval {tmp_path / 'run'}" in found.out
+    start = events.read(tmp_path / "run" / "events.jsonl")[0]
+    assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 665)
+
+
+def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
+    found = torchemo("train", "--out", tmp_path / "run", "--preset", "maml", "--json", *POINTS)
+    lines = [strict_json(line) for line in found.out.splitlines()]
+    assert (found.code, found.err) == (0, "")
+    kinds = [line["event"] for line in lines]
+    assert kinds[0] == "start"
+    assert kinds.count("step") == 6
+    assert kinds.count("validation") == kinds.count("saved") == 3
+    assert lines[-1]["event"] == "end"
+    assert lines[-1]["ended"] == "finished"
+    assert lines[0]["memory_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--preset", "maml-emu"), 2, "unknown preset 'maml-emu'"),
+        (("--options", "train.iteration=5"), 2, "Did you mean 'train.iterations'?"),
+        (("--options", "train.iterations"), 2, "should be KEY=VALUE"),
+        (("--options", "train.iterations=many"), 2, "should be int, got 'many'"),
+        (("--options", "train.iterations=0"), 2, "1 or more"),
+        (("--options", "emo=5"), 2, "'emo' should be a table"),
+        (("--config", "nowhere.toml"), 2, "there is no such file"),
+        (("--data", "nowhere"), 3, "nowhere: there is no such file or folder"),
+        (("--data", "regression:hsml5"), 2, "regression:hsml4"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_run_that_cannot_start_says_why(torchemo, tmp_path, monkeypatch, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    found = torchemo("train", "--out", "run", *words)
+    assert found.code == code
+    assert said in found.err
+    assert found.out == ""
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_misspelt_key_of_a_file_is_suggested(torchemo, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[emo.memory]\ncapcity = 5\n")
+    found = torchemo("train", "--out", tmp_path / "run", "--config", file)
+    assert found.code == 2
+    assert str(file) in found.err
+    assert "Did you mean 'emo.memory.capacity'?" in found.err
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(torchemo, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    found = torchemo("train", "--out", tmp_path / "run", "--config", file)
+    assert found.code == 2
+    assert f"{file}: is not a text file" in found.err
+
+
+def test_a_class_with_too_few_pictures_is_named(torchemo, tmp_path):
+    data = write_colours(tmp_path / "colours", images=3)
+    (data / "val" / "cyan" / "02.png").unlink()
+    found = torchemo("train", "--out", tmp_path / "run", "--data", data, "--options", *PICTURES)
+    assert found.code == 3
+    assert "class 'cyan' has 2 images" in found.err
+
+
+def test_a_folder_is_new_or_old_and_an_old_one_keeps_its_configuration(
+    torchemo, point_runs, tmp_path
+):
+    for words in ((), ("--out", tmp_path / "a", "--resume", tmp_path / "b")):
+        found = torchemo("train", *words)
+        assert found.code == 2
+        assert "--out FOLDER" in found.err
+    found = torchemo("train", "--resume", point_runs / "base", "--preset", "anil", *POINTS)
+    assert found.code == 2
+    assert "--preset --data --options" in found.err
+    found = torchemo("train", "--out", point_runs / "base", "--preset", "maml", *POINTS)
+    assert found.code == 2
+    assert "holds a run already" in found.err
+    assert torchemo("train", "--resume", tmp_path / "nothing").code == 2
+
+
+def test_a_preset_fits_the_tasks_wherever_they_are_set(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[data]\nsource = ["regression:sinusoid"]\n')
+    points = TrainCommand(preset="maml-emo", config=file).resolved()
+    assert points.model.name == "mlp"
+    assert points.data.source == ("regression:sinusoid",)
+    five = TrainCommand(preset="maml-emo-paper", options=("data.n_shot=5",)).resolved()
+    assert five == preset("maml-emo-paper", n_shot=5)
+    assert five.emo.memory.capacity == 200
+    asked = TrainCommand(
+        preset="maml-emo-paper", options=("data.n_shot=5", "emo.memory.capacity=7")
+    )
+    assert asked.resolved().emo.memory.capacity == 7
+
+
+def test_an_option_that_fits_its_preset_alone_is_taken(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[emo.memory]\nwrite = "consolidate"\n')
+    assert TrainCommand(preset="maml-emo", config=file).resolved() == preset("maml-emo")
+    options = ("emo.memory.write=consolidate",)
+    assert TrainCommand(preset="maml-emo", options=options).resolved() == preset("maml-emo")
+
+
+def test_every_preset_is_known_to_train():
+    for name in names():
+        assert TrainCommand(preset=name).resolved() == preset(name)
+
+
+def test_ctrl_c_saves_and_the_run_goes_on_from_there(torchemo, tmp_path):
+    root = tmp_path / "run"
+    words = [*POINTS, "train.iterations=900", "train.validate_every=900"]
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--out", root, "--preset", "maml", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert "parameters" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    (saved,) = checkpoint.published(root)
+    step = checkpoint.step_of(saved)
+    assert 1 <= step < 900
+    assert f"saved step {step}; continue with: torchemo train --resume {root}" in err
+    # Shorten what is left: the number of steps decides nothing before the last one.
+    text = (root / "config.toml").read_text()
+    (root / "config.toml").write_text(text.replace("iterations = 900", f"iterations = {step + 5}"))
+    found = torchemo("train", "--resume", root)
+    assert found.code == 0
+    assert found.out.startswith(f"finished after {step + 5} steps")
+    logged = [e["step"] for e in events.read(root / "events.jsonl") if e["event"] == "step"]
+    assert logged == list(range(1, step + 6))
+
+
+def test_resuming_names_a_damaged_checkpoint_and_goes_on_from_the_one_before(
+    torchemo, point_runs, tmp_path
+):
+    root = shutil.copytree(point_runs / "base", tmp_path / "run")
+    newest = checkpoint.published(root)[-1]
+    flip_a_bit(newest / "params.safetensors")
+    found = torchemo("train", "--resume", root)
+    assert found.code == 0
+    assert str(newest) in found.err
+    assert "finished after 6 steps" in found.out
+
+
+def test_diverging_is_told_with_its_own_code(torchemo, tmp_path):
+    words = [*POINTS, "train.iterations=40", "learner.inner_lr=1e30", "learner.steps=3"]
+    found = torchemo("train", "--out", tmp_path / "run", "--preset", "maml", *words)
+    assert found.code == 5
+    assert "non-finite" in found.err
+
+
+# -- eval ----------------------------------------------------------------------------------------
+
+
+def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):
+    found = torchemo("eval", point_runs / "memory", "--tasks", 12)
+    assert found.code == 0
+    assert "MAML + EMO: mean squared error on test tasks (standard)" in " ".join(found.out.split())
+    assert "after inner step  0: " in found.out
+    machine = torchemo("eval", point_runs / "memory", "--tasks", 12, "--json")
+    saved = json.loads((point_runs / "memory" / "eval-test-standard.json").read_text())
+    assert machine.json == saved
+    assert len(saved["per_task"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--tasks", "0"), 2, "at least one test task"),
+        (("--step", "5"), 4, "Saved steps: "),
+        (("--split", "train"), 2, "train"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_evaluated_says_why(torchemo, point_runs, words, code, said):
+    found = torchemo("eval", point_runs / "base", *words)
+    assert found.code == code
+    assert said in found.err
+
+
+def test_a_folder_without_a_run_is_no_run(torchemo, tmp_path):
+    for command in (("eval",), ("memory", "show"), ("memory", "verify"), ("checkpoint", "list"),
+                    ("checkpoint", "verify")):  # fmt: skip
+        found = torchemo(*command, tmp_path)
+        assert found.code == 2
+        assert "is not a run" in found.err
+
+
+def test_a_run_without_a_sound_checkpoint_is_not_evaluated(torchemo, point_runs, tmp_path):
+    root = shutil.copytree(point_runs / "base", tmp_path / "run")
+    for path in checkpoint.published(root):
+        flip_a_bit(path / "params.safetensors")
+    found = torchemo("eval", root)
+    assert found.code == 4
+    assert f"torchemo checkpoint verify {root}" in found.err
+
+
+def test_a_damaged_best_checkpoint_is_not_evaluated(torchemo, point_runs, tmp_path):
+    root = shutil.copytree(point_runs / "base", tmp_path / "run")
+    newest = checkpoint.published(root)[-1]
+    best = checkpoint.read_manifest(newest).info["progress"]["best_step"]
+    flip_a_bit(checkpoint.step_folder(root, best) / "params.safetensors")
+    found = torchemo("eval", root, "--step", best)
+    assert found.code == 4
+    assert "params.safetensors" in found.err
+
+
+# -- compare -------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_compared_in_pairs(torchemo, point_runs):
+    found = torchemo("compare", point_runs / "base", point_runs / "memory")
+    assert found.code == 0
+    assert "MAML + EMO minus MAML (mse, paired)" in " ".join(found.out.split())
+    assert "12 tasks, 1 seed(s)" in found.out
+    (machine,) = torchemo("compare", point_runs / "base", point_runs / "memory", "--json").json
+    results = [
+        json.loads((point_runs / name / "eval-test-standard.json").read_text())["per_task"]
+        for name in ("base", "memory")
+    ]
+    pairs = [b[-1] - a[-1] for a, b in zip(*results, strict=True)]
+    assert machine["difference"]["difference"]["value"] == pytest.approx(sum(pairs) / 12)
+
+
+def test_seeds_are_compared_one_to_one(torchemo, point_runs):
+    base, other = point_runs / "base", point_runs / "memory"
+    found = torchemo("compare", base, base, "--against", other, other)
+    assert found.code == 0
+    assert "over seeds and tasks" in found.out
+    found = torchemo("compare", base, base, "--against", other)
+    assert found.code == 3
+    assert "one to one" in found.err
+
+
+def test_results_on_other_tasks_are_not_compared(torchemo, point_runs, tmp_path):
+    other = shutil.copytree(point_runs / "memory", tmp_path / "run")
+    assert torchemo("eval", other, "--tasks", 6).code == 0
+    found = torchemo("compare", point_runs / "base", other)
+    assert found.code == 3
+    assert "cannot be paired" in found.err
+
+
+def test_a_run_that_was_not_evaluated_is_not_compared(torchemo, point_runs, tmp_path):
+    other = shutil.copytree(point_runs / "memory", tmp_path / "run")
+    (other / "eval-test-standard.json").unlink()
+    found = torchemo("compare", point_runs / "base", other)
+    assert found.code == 3
+    assert f"torchemo eval {other}" in found.err
+    found = torchemo("compare", point_runs / "base")
+    assert found.code == 2
+    assert "two runs or more" in found.err
+
+
+def test_a_run_is_read_back_as_it_was_asked_for(point_runs):
+    config = read_config(point_runs / "memory")
+    assert config.emo.memory.capacity == 5
+    assert config.model.hidden == (4,)

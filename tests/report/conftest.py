@@ -1,0 +1,107 @@
+"""Three tiny real runs: points with a replacing memory, hostile class folders, synthetic pictures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from torchemo.config import (
+    AggregatorConfig,
+    DataConfig,
+    EMOConfig,
+    KeyConfig,
+    LearnerConfig,
+    MemoryConfig,
+    ModelConfig,
+    RetrievalConfig,
+    RunConfig,
+    TrainConfig,
+    ValueConfig,
+)
+from torchemo.report import write_run_report
+from torchemo.runner import load_best, train_run
+from torchemo.scoring import Protocol, score_run
+
+HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{ 鳥"
+HOSTILE_CLASS = "<script>alert('{}')"
+
+POINTS = RunConfig(
+    learner=LearnerConfig(inner_lr=0.01, steps=2),
+    model=ModelConfig(name="mlp", hidden=(6,)),
+    emo=EMOConfig(
+        memory=MemoryConfig(capacity=5),
+        key=KeyConfig(embedder="pairs", dim=8, heads=2, ff=8, layers=1),
+        retrieval=RetrievalConfig(k=3),
+        aggregator=AggregatorConfig(kind="sum"),
+        value=ValueConfig(recall_dropout=0.3),
+    ),
+    data=DataConfig(source=("regression:hsml4",), n_shot=4, n_query=4),
+    train=TrainConfig(iterations=9, tasks=2, validate_every=4, validation_tasks=4),
+)
+
+PICTURES = RunConfig(
+    learner=LearnerConfig(steps=1),
+    model=ModelConfig(filters=2),
+    emo=EMOConfig(
+        memory=MemoryConfig(capacity=2, write="consolidate", warmup=1),
+        key=KeyConfig(dim=8, heads=2, ff=8, layers=1, training="self_recognition"),
+        retrieval=RetrievalConfig(k=None),
+        aggregator=AggregatorConfig(kind="sum"),
+        value=ValueConfig(content="meta"),
+    ),
+    data=DataConfig(image_size=16, classes_per_family=25, n_way=2, n_query=2),
+    train=TrainConfig(iterations=4, tasks=2, validate_every=2, validation_tasks=2),
+)
+
+
+def without_memory(config):
+    return replace(config, emo=replace(config.emo, memory=MemoryConfig(capacity=0)))
+
+
+def make_run(root, config, protocol):
+    train_run(root, config)
+    score_run(root, load_best(root), protocol)
+    return root
+
+
+@pytest.fixture(scope="session")
+def points(tmp_path_factory):
+    """A regression run with a replacing memory, evaluated and reported."""
+    root = make_run(tmp_path_factory.mktemp("runs") / "points", POINTS, Protocol(tasks=12))
+    write_run_report(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """The same without memory, on the same test tasks; no report."""
+    root = tmp_path_factory.mktemp("runs") / "base"
+    return make_run(root, without_memory(POINTS), Protocol(tasks=12))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """A run on embedded synthetic pictures with a consolidating memory."""
+    root = make_run(tmp_path_factory.mktemp("runs") / "pictures", PICTURES, Protocol(tasks=6))
+    write_run_report(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory):
+    """A run on class folders whose names are HTML, and a domain whose name is HTML, TeX and Chinese."""
+    place = tmp_path_factory.mktemp("data") / HOSTILE_DOMAIN
+    rng = np.random.default_rng(0)
+    for c in range(15):
+        folder = place / HOSTILE_CLASS.format(c)
+        folder.mkdir(parents=True)
+        for i in range(3):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    data = replace(PICTURES.data, source=(str(place),))
+    config = without_memory(replace(PICTURES, data=data))
+    root = tmp_path_factory.mktemp("runs") / "<i>hostile"
+    make_run(root, config, Protocol("paper", tasks=4))
+    write_run_report(root)
+    return root
