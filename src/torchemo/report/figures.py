@@ -44,13 +44,14 @@ class Interval(NamedTuple):
 
 
 def smooth(curve: Curve, label: str = "", *, colour: int = 0) -> Line:
-    """Cut a curve into at most 60 windows: their medians, and where 80 % of their values lie.
+    """Cut a curve into at most 60 windows of equal length: medians, and where 80 % of the values lie.
 
     Medians, because a single diverging task can have a loss a thousand times that of its neighbours.
     """
-    windows = min(WINDOWS, len(curve.values))
-    steps = np.array_split(np.array(curve.steps, dtype=float), windows)
-    values = np.array_split(np.array(curve.values), windows)
+    length = -(-len(curve.values) // WINDOWS)
+    starts = range(0, len(curve.values), length)
+    steps = [np.array(curve.steps[i : i + length], dtype=float) for i in starts]
+    values = [np.array(curve.values[i : i + length]) for i in starts]
     return Line(
         label,
         [float(part.mean()) for part in steps],

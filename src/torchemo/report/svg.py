@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -116,23 +116,20 @@ def _inline(text: str, alt: str) -> Markup:
     view = re.search(r'viewBox="[\d. ]+"', text)
     body = text[text.index(">", text.index("<svg")) + 1 :]
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)
-    body = body.replace("xlink:href", "href")
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', body))
-    body = "".join(_without_idle_ids(body, used))
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, variable)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    body = re.sub(r"\s*\n\s*", "\n", body)
+    used = frozenset(re.findall(r'(?:url\(|href=")#([^)"]+)', body))
+    # Tags only: names from files stand between them, and any text may look like an attribute.
+    body = re.sub(r"<[^>]*>", lambda tag: _tag(tag.group(), used), body)
     # The body is matplotlib's, which escapes every text it is given.
     return Markup(  # noqa: S704
         f'<svg {view.group() if view else ""} role="img" aria-label="{escape(alt)}">{body}'
     )
 
 
-def _without_idle_ids(body: str, used: set[str]) -> Iterator[str]:
-    """Drop ids that nothing refers to: they would repeat on a page of several figures."""
-    end = 0
-    for found in re.finditer(r' id="([^"]+)"', body):
-        yield body[end : found.start() if found.group(1) not in used else found.end()]
-        end = found.end()
-    yield body[end:]
+def _tag(tag: str, used: frozenset[str]) -> str:
+    """Drop ids that nothing refers to, which would repeat on a page; take colours and fonts from the page."""
+    tag = re.sub(r' id="([^"]+)"', lambda m: m.group() if m.group(1) in used else "", tag)
+    tag = tag.replace("xlink:href", "href").replace(" \n", " ")
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    for colour, variable in _VARIABLES.items():
+        tag = tag.replace(colour, variable)
+    return tag

@@ -1,0 +1,245 @@
+"""Parts of the report against oracles: smoothing, the plane of keys, probes, samples, SVG, numbers."""
+
+import base64
+import io
+import math
+import re
+import statistics
+import warnings
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.report.html import broken_laws
+from torchemo.evaluate import batches, evaluate
+from torchemo.report.collect import Curve, best_validation, collect, curve
+from torchemo.report.figures import Interval, Line, forest, lines, smooth
+from torchemo.report.memory_view import principal_plane, view_memory
+from torchemo.report.probe import PROBES, probe
+from torchemo.report.samples import PictureSample, PointSample, picture_uri, sample_tasks
+from torchemo.report.words import number
+from torchemo.runner import VALIDATION_SEED, load_best, read_config
+from torchemo.runs import checkpoint, history
+from torchemo.scoring import memory_digest
+
+
+def line(label="a"):
+    return Line(label, [0, 1, 2], [1.0, 2.0, 1.5], [0.5, 1.0, 1.0], [1.5, 3.0, 2.0])
+
+
+def one(label="a", **options):
+    return str(lines([line(label), line("b")], name="n", alt="what", x="x", y="y", **options))
+
+
+def test_smoothing_gives_medians_of_equal_windows_and_forgets_no_value():
+    values = [float((7 * i) % 13) for i in range(130)]
+    found = smooth(Curve(list(range(1, 131)), values))
+    windows = [values[i : i + 3] for i in range(0, 130, 3)]  # 130 values, at most 60 windows
+    assert found.y == [statistics.median(window) for window in windows]
+    assert found.x[0] == 2.0
+    assert found.x[-1] == 130.0
+    assert all(
+        low <= y <= high for low, y, high in zip(found.low, found.y, found.high, strict=True)
+    )
+    assert smooth(Curve([1, 2], [3.0, 4.0])).y == [3.0, 4.0]
+
+
+def test_the_plane_of_keys_agrees_with_the_eigenvectors_of_their_covariance():
+    rng = np.random.default_rng(1)
+    keys = rng.normal(size=(30, 6)) * [3, 0.1, 2, 0.5, 0.2, 0.4]
+    found = principal_plane(torch.tensor(keys[:10]), torch.tensor(keys[10:]))
+    places = torch.cat([found.slots, found.tasks]).numpy()
+    variances, axes = np.linalg.eigh(np.cov(keys.T))
+    expected = (keys - keys.mean(0)) @ axes[:, ::-1][:, :2]
+    assert np.abs(places) == pytest.approx(np.abs(expected), abs=1e-9)
+    assert found.explained == pytest.approx(variances[::-1][:2] / variances.sum())
+    turned = principal_plane(torch.tensor(keys[:10]), torch.tensor(keys[10:].copy()))
+    assert torch.equal(turned.slots, found.slots)
+
+
+def test_keys_of_one_dimension_or_all_equal_have_a_plane_too():
+    flat = principal_plane(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0]]))
+    assert flat.slots[:, 1].tolist() == [0.0, 0.0]
+    assert flat.explained == (1.0, 0.0)
+    equal = principal_plane(torch.ones(3, 4), torch.ones(2, 4))
+    assert float(equal.slots.abs().max()) < 1e-12
+    assert all(math.isfinite(share) for share in equal.explained)
+
+
+def test_a_probe_reads_the_memory_as_evaluation_does_and_changes_nothing(points):
+    experiment = load_best(points)
+    emo = experiment.trainer.emo
+    before = memory_digest(emo)
+    found = probe(experiment, emo)
+    assert memory_digest(emo) == before
+    assert found.keys.shape == (PROBES, 8)
+    assert found.weights.shape == (PROBES, 5)
+    assert torch.allclose(found.weights.sum(1), torch.ones(PROBES), atol=1e-6)
+    assert torch.equal((found.weights > 0).sum(1), torch.full((PROBES,), 3))  # k = 3
+    nearest = torch.cdist(found.keys, emo.memory.keys).argsort(1)[:, :3]
+    for weights, slots in zip(found.weights, nearest.tolist(), strict=True):
+        assert set(weights.nonzero().flatten().tolist()) == set(slots)
+
+
+def test_the_table_of_slots_is_what_the_checkpoint_says(points):
+    experiment = load_best(points)
+    found = view_memory(experiment.trainer.emo, probe(experiment, experiment.trainer.emo),
+                        experiment.source.domains)  # fmt: skip
+    step = experiment.trainer.iteration
+    saved = checkpoint.load(checkpoint.step_folder(points, step)).groups["emo"]
+    state = {name.split("memory.")[-1]: tensor for name, tensor in saved.items()}
+    names = experiment.source.domains
+    assert [slot.recalls for slot in found.slots] == sorted(
+        state["ledger.recalls"].tolist(), reverse=True
+    )
+    for slot in found.slots:
+        assert slot.recalls == state["ledger.recalls"][slot.number]
+        assert slot.generation == state["ledger.generation"][slot.number]
+        assert slot.age == state["ledger.iteration"] - state["ledger.born"][slot.number]
+        assert slot.domain == names[int(state["notes.domain"][slot.number])]
+    assert found.writes == 2 * step  # two tasks per outer step, each written once
+    assert found.overwrites == 2 * step - 5
+
+
+def test_a_slot_is_recalled_most_by_the_domain_with_the_largest_mean_weight(pictures):
+    experiment = load_best(pictures)
+    emo = experiment.trainer.emo
+    seen = probe(experiment, emo)
+    found = view_memory(emo, seen, experiment.source.domains)
+    for slot in found.slots:
+        means = {}
+        for d, name in enumerate(experiment.source.domains):
+            rows = [
+                float(w[slot.number])
+                for w, k in zip(seen.weights, seen.domain, strict=True)
+                if k == d
+            ]
+            means[name] = sum(rows) / len(rows)
+        assert slot.recalled_by == max(means, key=means.get)
+        assert slot.share == pytest.approx(max(means.values()) / sum(means.values()))
+        assert slot.domain is None  # consolidated slots belong to no single task
+
+
+@pytest.mark.parametrize("run", ["points", "pictures"])
+def test_sample_tasks_score_what_validation_scores(run, request):
+    experiment = load_best(request.getfixturevalue(run))
+    trainer, source = experiment.trainer, experiment.source
+    found = sample_tasks(experiment, None)
+    assert [task.domain for task in found] == list(source.domains)
+    tasks = max(task.number for task in found) + 1
+    scores = evaluate(
+        trainer.learner,
+        trainer.params,
+        batches(
+            lambda start, count: source.sample(
+                "val", seed=VALIDATION_SEED, start=start, count=count
+            ),
+            tasks=tasks,
+        ),
+        emo=trainer.emo,
+        batched=trainer.batched,
+    )
+    for task in found:
+        assert source.domains[int(scores.domain[task.number])] == task.domain
+        if isinstance(task, PictureSample):
+            right = [count / task.queries for count in task.right]
+            assert right == pytest.approx(scores.accuracy[task.number].tolist())
+            shown = sum(picture.answer == picture.label for picture in task.query)
+            assert len(task.query) == task.queries  # few enough to show them all
+            assert shown == task.right[-1]
+        else:
+            assert isinstance(task, PointSample)
+            assert task.errors == pytest.approx(scores.loss[task.number].tolist(), rel=1e-4)
+
+
+def test_the_curve_of_a_point_task_goes_through_its_answers(points):
+    for task in sample_tasks(load_best(points), None):
+        for curve_, answers in zip(task.curves, task.answers, strict=True):
+            between = np.interp(task.query.x[:, 0], task.grid.numpy(), curve_.numpy())
+            assert between == pytest.approx(answers.numpy(), abs=0.05 * float(curve_.abs().max()))
+
+
+def test_pictures_are_shown_pixel_by_pixel_and_large_ones_are_shrunk():
+    pixels = torch.randint(0, 256, (3, 16, 16), generator=torch.Generator().manual_seed(0))
+    uri = picture_uri(pixels / 255)
+    head, data = uri.split(",")
+    assert head == "data:image/png;base64"
+    shown = np.array(Image.open(io.BytesIO(base64.b64decode(data))))
+    assert np.array_equal(shown, pixels.permute(1, 2, 0).numpy())
+    grey = base64.b64decode(picture_uri(torch.rand(1, 200, 100)).split(",")[1])
+    assert Image.open(io.BytesIO(grey)).size == (24, 48)
+
+
+@pytest.mark.parametrize(
+    "label", ["$x^{", "<script>alert(1)</script>", '" id="x', "#23272e", "鳥", "a" * 99]
+)
+def test_any_name_can_stand_in_a_figure_without_a_warning_or_markup(label):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = one(label)
+    assert broken_laws(text) == []
+    words = "".join(ElementTree.fromstring(text).itertext())
+    assert label[:20] in words
+
+
+def test_figures_take_their_colours_from_the_page_and_repeat_to_the_byte():
+    text = one()
+    assert text == one()
+    assert "var(--ink)" in text
+    assert "var(--s0)" in text
+    assert set(re.findall(r"#[0-9a-f]{6}\b", text)) <= {"#000000"}
+    assert "font-family" not in text
+
+
+def test_two_figures_of_a_page_share_no_ids():
+    ids = [
+        set(re.findall(r' id="([^"]+)"', str(lines([line()], name=name, alt="a", x="x", y="y"))))
+        for name in ("first", "second")
+    ]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+
+
+def test_open_intervals_and_bands_below_zero_are_drawn():
+    rows = [Interval("all", 1.0, None, None, strong=True), Interval("b", 2.0, 1.0, 3.0)]
+    text = str(forest(rows, name="f", alt="a", x="x", zero=True, sides=("left", "right")))
+    assert "← left" in text
+    assert "right →" in text
+    band = Line("", [0, 1], [100.0, 1.0], [-5.0, -1.0], [1e6, 3.0])
+    assert "nan" not in str(lines([band], name="l", alt="a", x="x", y="y", log=True))
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_curves():
+    events = [
+        {"event": "step", "step": 1, "loss": 2.0},
+        {"event": "step", "step": 2, "loss": "NaN"},
+        {"event": "validation", "step": 2, "loss": 9.0, "score": -3},
+        {"event": "step", "step": 3, "loss": None},
+        {"event": "step", "step": 4},
+        {"event": "validation", "step": 4, "score": -2.0},
+        {"event": "validation", "step": 6, "score": -2.0},
+    ]
+    assert curve(events, "step", "loss") == Curve([1], [2.0])
+    assert best_validation(events) == (4, -2.0)
+    assert best_validation(events[:2]) is None
+
+
+def test_the_best_validation_is_the_one_the_run_chose(points):
+    saved = checkpoint.load(history.latest(points).path).info["progress"]
+    best = best_validation(collect(points).events)
+    assert best == (saved["best_step"], saved["best_score"])
+    assert read_config(points) == collect(points).config
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (12345.6, "12,346"), (123.45, "123.5"), (-1.005, "−1.00"), (0.5, "0.500"),
+     (0.0123, "0.0123"), (1.5e-5, "1.50e-05"), (-0.0, "0")],
+)  # fmt: skip
+def test_numbers_have_three_or_four_digits(value, text):
+    assert number(value) == text
+    if value > 0:
+        assert number(value, sign=True) == f"+{text}"
