@@ -201,7 +201,10 @@ def test_a_memory_of_heads_is_bound_to_their_number_of_classes(folders):
 
 def test_what_is_recalled_is_told_nearest_first_and_the_memory_is_left_alone(folders):
     support, query = folders
-    run = trained(with_memory())
+    # Recall dropout belongs to meta-training alone.
+    config = with_memory()
+    config = replace(config, emo=replace(MEMORY, value=ValueConfig(recall_dropout=1.0)))
+    run = trained(config)
     memory, before = run.trainer.emo.memory, memory_digest(run.trainer.emo)
     found = answer_folder(run, support, query=query)
     assert memory_digest(run.trainer.emo) == before

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from torchemo.build import TaskShape
 from torchemo.config import (
@@ -21,6 +22,7 @@ from torchemo.experiment import build_trainer
 from torchemo.footprint import footprint
 from torchemo.memory_state import saved
 from torchemo.source import RegressionTasks, open_source
+from torchemo.types import Batch, Episode
 
 SLOTS = 3
 POINTS = RunConfig(
@@ -74,6 +76,12 @@ def variants():
     )
 
 
+def held_bytes(memory):
+    assert len(memory) == SLOTS
+    held = {n: t for n, t in saved(memory).items() if n not in SPARSE}
+    return sum(t.numel() * t.element_size() for t in held.values())
+
+
 VARIANTS = dict(variants())
 
 
@@ -87,24 +95,25 @@ def test_the_size_told_before_is_the_size_after(name):
     for start in range(0, 10, 2):
         trainer.step(source.sample("train", seed=0, start=start, count=2))
     memory = trainer.emo.memory
-    assert len(memory) == SLOTS
-    held = {n: t for n, t in saved(memory).items() if n not in SPARSE}
-    assert told.memory_bytes == sum(t.numel() * t.element_size() for t in held.values())
+    assert told.memory_bytes == held_bytes(memory)
 
 
-def test_prototypes_for_head_alignment_are_counted():
+def test_prototypes_and_support_sets_of_pictures_are_counted():
     shape = TaskShape("classification", (3, 16, 16), 2, n_shot=1)
     config = RunConfig(
         model=ModelConfig(filters=2),
+        learner=LearnerConfig(steps=1),
         emo=EMOConfig(
-            memory=MemoryConfig(capacity=2),
+            memory=MemoryConfig(capacity=SLOTS, rekey_every=9),
             key=KeyConfig(dim=8, heads=2, ff=8, layers=1),
+            value=ValueConfig(head_align="hungarian"),
         ),
     )
-    aligned = replace(config, emo=replace(config.emo, value=ValueConfig(head_align="hungarian")))
-    sizes = [footprint(c.emo, build_trainer(c, shape), shape).slot_bytes for c in (config, aligned)]
-    # Two prototypes of 8 numbers in float32.
-    assert sizes[1] - sizes[0] == 2 * 8 * 4
+    trainer = build_trainer(config, shape)
+    told = footprint(config.emo, trainer, shape)
+    batch = Batch(torch.rand(SLOTS, 2, *shape.x), torch.arange(2).repeat(SLOTS, 1))
+    trainer.step(Episode(batch, batch, domain=torch.zeros(SLOTS, dtype=torch.int64)))
+    assert told.memory_bytes == held_bytes(trainer.emo.memory)
 
 
 def test_parameters_are_counted_and_no_memory_takes_no_room():

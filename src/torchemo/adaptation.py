@@ -139,6 +139,8 @@ def answer_folder(
         ConfigError: The run was trained for another number of classes, or not on pictures.
         DataError: A picture cannot be read, or a folder does not hold what it should.
     """
+    if trained.trainer.emo is not None:
+        trained.trainer.emo.eval()
     form = _form(trained, invert=invert)
     pictures, empty = _listed(support)
     classes = arrange(pictures, empty=empty, domain="support", where=str(support))
@@ -250,8 +252,6 @@ def _answer(
     trained: Trained, learner: Learner, support: Batch, x: Tensor, *, steps: int | None
 ) -> Float[Tensor, "n way"]:
     trainer = trained.trainer
-    if trainer.emo is not None:
-        trainer.emo.eval()
     hands = math.ceil(len(x) / QUERIES_AT_ONCE)
     answers: list[Tensor] = [x.new_zeros(0)] * len(x)
     for hand in range(hands):

@@ -20,9 +20,9 @@ RUNS = {"maml": "maml", "maml-emo": "maml-emo"}
 class DemoConfig:
     """Options of the demo."""
 
-    iterations: int = 300
+    iterations: int = 150
     """Outer steps of each of the two runs."""
-    test_tasks: int = 400
+    test_tasks: int = 200
     """Test tasks, the same for both runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
@@ -38,14 +38,14 @@ def demo_run(name: str, config: DemoConfig) -> RunConfig:
         data=replace(base.data, image_size=28, n_query=5),
         emo=replace(
             base.emo,
-            memory=replace(base.emo.memory, warmup=40),
+            memory=replace(base.emo.memory, warmup=25),
             key=replace(base.emo.key, recognition_older=16),
         ),
         train=replace(
             base.train,
             iterations=config.iterations,
             validate_every=max(config.iterations // 4, 1),
-            validation_tasks=60,
+            validation_tasks=40,
             seed=config.seed,
         ),
     )

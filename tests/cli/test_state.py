@@ -40,6 +40,17 @@ def test_slots_are_shown_with_age_recalls_neighbour_and_a_map(torchemo, picture_
     assert 1 <= "".join(map_lines).count("a") <= filled
 
 
+def test_the_most_recalled_slots_come_first(torchemo, broken):
+    def recall(emo):
+        emo["memory.ledger.recalls"] = torch.tensor([4, 2, 1, 9, 3])
+
+    root = broken(recall)
+    newest = checkpoint.step_of(checkpoint.published(root)[-1])
+    shown = torchemo("memory", "show", root, "--step", newest, "--rows", 3).out
+    rows = [line.split("│")[1:4] for line in shown.splitlines() if line.startswith("│")]
+    assert [(int(slot), int(recalls)) for slot, _, recalls in rows] == [(3, 9), (0, 4), (4, 3)]
+
+
 def test_the_memory_for_machines_holds_every_slot(torchemo, picture_runs):
     view = torchemo("memory", "show", picture_runs / "memory", "--json").json
     saved = best_checkpoint(picture_runs / "memory").groups["emo"]
@@ -134,11 +145,17 @@ def test_checkpoints_are_listed_with_the_best_one(torchemo, point_runs):
     assert [one["step"] for one in found] == [
         checkpoint.step_of(path) for path in checkpoint.published(point_runs / "memory")
     ]
-    best = best_checkpoint(point_runs / "memory").step
-    assert found[-1]["best_step"] == best
-    shown = torchemo("checkpoint", "list", point_runs / "memory").out
+    assert found[-1]["best_step"] == best_checkpoint(point_runs / "memory").step
+
+
+def test_the_newest_checkpoint_says_which_one_is_best(torchemo, point_runs, tmp_path):
+    (tmp_path / "config.toml").write_text((point_runs / "memory" / "config.toml").read_text())
+    for step, best in ((2, 2), (4, 4), (6, 4)):
+        groups = {"params": {"w": torch.zeros(1)}}
+        checkpoint.publish(tmp_path, step, groups=groups, info={"progress": {"best_step": best}})
+    shown = torchemo("checkpoint", "list", tmp_path).out
     (line,) = [line for line in shown.splitlines() if " best " in line]
-    assert line.split("│")[1].strip() == str(best)
+    assert line.split("│")[1].strip() == "4"
 
 
 def test_checkpoints_verify_until_a_bit_flips(torchemo, point_runs, tmp_path):

@@ -1,6 +1,7 @@
 """``torchemo report``."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tyro
@@ -31,8 +32,8 @@ def test_two_folders_become_a_comparison_where_it_is_asked_for(points, base, tmp
     "command",
     [
         ReportCommand(runs=()),
-        ReportCommand(runs=("a",), comparison=True),
-        ReportCommand(runs=("a",), against=("b",)),
+        ReportCommand(runs=(Path("a"),), comparison=True),
+        ReportCommand(runs=(Path("a"),), against=(Path("b"),)),
     ],
 )
 def test_commands_that_make_no_sense_are_refused(command):

@@ -2,21 +2,24 @@
 
 import hashlib
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from tests.report.conftest import HOSTILE_CLASS, HOSTILE_DOMAIN
+from tests.report.conftest import HOSTILE_CLASS, HOSTILE_DOMAIN, POINTS
 from tests.report.html import Page, broken_laws
 from torchemo.errors import ConfigError
 from torchemo.report import write_run_report
+from torchemo.runner import train_run
 
 
 def read(root):
     return (root / "report.html").read_text()
 
 
-def numbers_of_files(root):
+def digests_of_files(root):
     return {
         path.relative_to(root): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in root.rglob("*")
@@ -114,10 +117,25 @@ def test_sample_tasks_show_support_and_answers_of_every_domain(pictures):
 def test_reporting_changes_nothing_else_and_is_repeatable_to_the_byte(points, tmp_path):
     root = tmp_path / "points"
     shutil.copytree(points, root)
-    before = numbers_of_files(root)
+    before = digests_of_files(root)
     assert write_run_report(root) == root / "report.html"
-    assert numbers_of_files(root) == before
+    assert digests_of_files(root) == before
     assert read(root) == read(points)
+
+
+def test_a_large_memory_is_shown_by_its_fifty_most_recalled_slots(tmp_path):
+    memory = replace(POINTS.emo.memory, capacity=60)
+    train = replace(POINTS.train, iterations=35, validate_every=35)
+    train_run(tmp_path, replace(POINTS, emo=replace(POINTS.emo, memory=memory), train=train))
+    write_run_report(tmp_path)
+    text = read(tmp_path)
+    assert "The 50 most recalled of 60 slots." in text
+    table = text[text.index("The 50 most recalled") :]
+    rows = re.findall(r"<tr><th scope=\"row\">(\d+)</th><td>\d+</td><td>([\d,]+)</td>", table)
+    assert len(rows) == len({slot for slot, _ in rows}) == 50
+    recalls = [int(count.replace(",", "")) for _, count in rows]
+    assert recalls == sorted(recalls, reverse=True)
+    assert "60 of 60 slots are filled, after 35 batches. 70 tasks were written, 10 of them" in text
 
 
 def test_a_run_that_has_only_just_begun_says_so_section_by_section(points, tmp_path):

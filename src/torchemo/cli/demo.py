@@ -20,9 +20,9 @@ MARK = ".torchemo-demo"
 class DemoCommand:
     """Train MAML and MAML with memory on the same synthetic pictures and compare them, paired."""
 
-    iterations: int = 300
+    iterations: int = 150
     """Outer steps of each of the two runs."""
-    test_tasks: int = 400
+    test_tasks: int = 200
     """Test tasks, the same for both runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
@@ -34,7 +34,8 @@ class DemoCommand:
     def run(self) -> int:
         """Run the demo."""
         from torchemo.cli.cores import task_workers
-        from torchemo.demo import DemoConfig, run_demo
+        from torchemo.demo import RUNS, DemoConfig, run_demo
+        from torchemo.report import write_comparison_report, write_run_report
 
         self._fresh_folder()
         config = DemoConfig(self.iterations, self.test_tasks, self.seed)
@@ -45,13 +46,16 @@ class DemoCommand:
             "seed": self.seed,
             **found,
         }
+        page = write_comparison_report([found], self.out / "report.html")
+        for run in RUNS:
+            write_run_report(self.out / run)
         path = self.out / "summary.json"
         path.write_text(json.dumps(summary, indent=2) + "\n")
         if self.json:
             print_json(summary)
         else:
             _show(summary)
-            print(f"summary: {path}")
+            print(f"report: {page}\nsummary: {path}")
         return 0
 
     def _fresh_folder(self) -> None:

@@ -34,6 +34,7 @@ class Metric:
         unit: What stands at an axis.
         difference: What stands at an axis of differences.
         scale: What scores are multiplied by.
+        decimals: Digits after the point; None to let the number decide.
         higher_is_better: Which way is better.
     """
 
@@ -42,13 +43,14 @@ class Metric:
     unit: str
     difference: str
     scale: float
+    decimals: int | None
     higher_is_better: bool
 
     def write(self, value: float | None, *, sign: bool = False, open_end: str = "∞") -> str:
         """Write a score or a difference of scores."""
         if value is None or math.isinf(value):
             return open_end
-        return number(self.scale * value, sign=sign)
+        return number(self.scale * value, sign=sign, decimals=self.decimals)
 
     def interval(self, low: float | None, high: float | None, *, sign: bool = False) -> str:
         """Write an interval; an end that is None or infinite is open."""
@@ -63,6 +65,7 @@ METRICS = {
         unit="accuracy (%)",
         difference="difference, percentage points",
         scale=100.0,
+        decimals=2,
         higher_is_better=True,
     ),
     "mse": Metric(
@@ -71,6 +74,7 @@ METRICS = {
         unit="mean squared error",
         difference="difference in mean squared error",
         scale=1.0,
+        decimals=None,
         higher_is_better=False,
     ),
 }
@@ -87,15 +91,17 @@ def metric_of(name: str) -> Metric:
     return METRICS[name]
 
 
-def number(value: float, *, sign: bool = False) -> str:
-    """Write a number with three or four digits that matter.
+def number(value: float, *, sign: bool = False, decimals: int | None = None) -> str:
+    """Write a number with three or four digits that matter, or with so many after the point.
 
     Example:
         >>> [number(v) for v in (1234.5, 12.345, 0.01234, 0.0, -0.5)]
         ['1,234', '12.35', '0.0123', '0', '−0.500']
     """
     size = abs(value)
-    if size >= 1000:
+    if decimals is not None:
+        text = f"{size:.{decimals}f}"
+    elif size >= 1000:
         text = f"{size:,.0f}"
     elif size >= 100:
         text = f"{size:.1f}"
@@ -119,7 +125,7 @@ def p_value(value: float) -> str:
 
 def method_of(config: RunConfig) -> str:
     """Name the learner and whether it remembers."""
-    learner = _LEARNERS[config.learner.name]
+    learner = _LEARNERS.get(config.learner.name, config.learner.name)
     return f"{learner} + EMO" if config.emo.memory.capacity > 0 else learner
 
 
