@@ -40,49 +40,30 @@ SPARSE = ("ledger.now", "ledger.filled", "ledger.iteration", "ledger.hand", "war
 """What a memory holds beside its slots."""
 
 
-def variants():
-    emo = POINTS.emo
-    yield "first", POINTS
-    yield "per step", replace(POINTS, emo=replace(emo, value=ValueConfig(content="per_step")))
-    yield (
-        "bfloat16",
-        replace(
-            POINTS, emo=replace(emo, memory=MemoryConfig(capacity=SLOTS, value_dtype="bfloat16"))
-        ),
-    )
-    yield (
-        "re-keyed",
-        replace(POINTS, emo=replace(emo, memory=MemoryConfig(capacity=SLOTS, rekey_every=2))),
-    )
-    yield (
-        "rates",
-        replace(
-            POINTS,
-            learner=LearnerConfig(
-                name="meta-sgd", steps=2, rate_memory=0.1, rate_init=(0.01, 0.02)
-            ),
-        ),
-    )
-    yield (
-        "consolidated",
-        replace(
-            POINTS,
-            emo=replace(
-                emo,
-                memory=MemoryConfig(capacity=SLOTS, write="consolidate", warmup=2),
-                value=ValueConfig(content="meta"),
-            ),
-        ),
-    )
+RATES = LearnerConfig(name="meta-sgd", steps=2, rate_memory=0.1, rate_init=(0.01, 0.02))
+
+
+def remembering(*, value=POINTS.emo.value, learner=POINTS.learner, **memory):
+    """The run with another kind of memory."""
+    store = MemoryConfig(capacity=SLOTS, **memory)
+    return replace(POINTS, learner=learner, emo=replace(POINTS.emo, memory=store, value=value))
+
+
+VARIANTS = {
+    "first": POINTS,
+    "per step": remembering(value=ValueConfig(content="per_step")),
+    "bfloat16": remembering(value_dtype="bfloat16"),
+    "re-keyed": remembering(rekey_every=2),
+    "rates": remembering(learner=RATES),
+    "rates per step": remembering(learner=RATES, value=ValueConfig(content="per_step")),
+    "consolidated": remembering(write="consolidate", warmup=2, value=ValueConfig(content="meta")),
+}
 
 
 def held_bytes(memory):
     assert len(memory) == SLOTS
     held = {n: t for n, t in saved(memory).items() if n not in SPARSE}
     return sum(t.numel() * t.element_size() for t in held.values())
-
-
-VARIANTS = dict(variants())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

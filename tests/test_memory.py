@@ -634,6 +634,7 @@ CACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHES)
 def test_memory_and_controller_equal_a_plain_cache_over_thousands_of_operations(name):
     made, cache = CACHES[name]

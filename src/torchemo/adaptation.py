@@ -17,7 +17,7 @@ from torch import Tensor
 from torchemo.data.decode import PictureForm, decode
 from torchemo.data.episodes import to_unit
 from torchemo.data.folder import list_folder, picture_file
-from torchemo.data.listing import Picture, arrange
+from torchemo.data.listing import ListedClass, Picture, arrange
 from torchemo.errors import ConfigError, DataError
 from torchemo.learners import Learner, ProtoMAML
 from torchemo.learners.learner import network_names
@@ -141,16 +141,10 @@ def answer_folder(
     """
     if trained.trainer.emo is not None:
         trained.trainer.emo.eval()
-    form = _form(trained, invert=invert)
-    pictures, empty = _listed(support)
-    classes = arrange(pictures, empty=empty, domain="support", where=str(support))
-    bare = [c.name for c in classes if not c.pictures]
-    if bare:
-        raise DataError(f"{support}: class {bare[0]!r} has no pictures.")
+    form, classes, queries = _form(trained, invert=invert), _classes(support), query_pictures(query)
     names = tuple(c.name for c in classes)
     learner = _learner(trained, len(names))
     shown = _support([c.pictures for c in classes], form)
-    queries = query_pictures(query)
     outputs = _answer(trained, learner, shown, _pixels(list(queries.values()), form), steps=steps)
     return Answers(
         method=method_name(trained.trainer),
@@ -190,6 +184,15 @@ def sheet(answers: Answers, query: Path) -> str:
     thumbnails = {name: _thumbnail(picture) for name, picture in query_pictures(query).items()}
     template = environment.get_template("adaptation.html.j2")
     return template.render(answers=answers, thumbnails=thumbnails, side=THUMBNAIL)
+
+
+def _classes(support: Path) -> tuple[ListedClass, ...]:
+    pictures, empty = _listed(support)
+    classes = arrange(pictures, empty=empty, domain="support", where=str(support))
+    bare = [c.name for c in classes if not c.pictures]
+    if bare:
+        raise DataError(f"{support}: class {bare[0]!r} has no pictures.")
+    return classes
 
 
 def _listed(

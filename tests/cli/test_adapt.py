@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from tests.cli.conftest import COLOURS, colour_picture
-from torchemo import demo, doctor
-from torchemo.comparison import compare
+from torchemo import demo, doctor, report
+from torchemo.runner import read_config
 from torchemo.runs import checkpoint
 
 
@@ -129,22 +130,37 @@ def test_the_doctor_leaves_with_1_when_gradients_are_wrong(torchemo, monkeypatch
 
 
 @pytest.fixture
-def quick_demo(torchemo, picture_runs, monkeypatch):
-    """The demo without its training: the runs on colours take the place of its own."""
-    results = []
-    for name in ("proto", "memory"):
-        results.append(torchemo("eval", picture_runs / name, "--tasks", 4, "--json").json)
-    monkeypatch.setattr(demo, "run_demo", lambda *args, **how: compare(*([r] for r in results)))
+def quick_demo(picture_runs, monkeypatch):
+    """The demo on plain colours with tiny networks, one of them with memory."""
+    configs = {"maml": read_config(picture_runs / "proto")}
+    configs["maml-emo"] = read_config(picture_runs / "memory")
+
+    def tiny(name, config):
+        chosen = configs[name]
+        return replace(chosen, train=replace(chosen.train, iterations=config.iterations))
+
+    monkeypatch.setattr(demo, "demo_run", tiny)
+    # Pages have tests of their own; here only that they are asked for.
+    written = []
+    monkeypatch.setattr(
+        report, "write_comparison_report", lambda found, out: written.append(out) or out
+    )
+    monkeypatch.setattr(report, "write_run_report", written.append)
+    return written
 
 
 def test_the_demo_shows_and_saves_its_comparison(torchemo, quick_demo, tmp_path):
     out = tmp_path / "demo"
-    found = torchemo("demo", "--out", out, "--iterations", 2, "--test-tasks", 4)
+    words = ("demo", "--out", out, "--iterations", 2, "--test-tasks", 4)
+    found = torchemo(*words)
     assert found.code == 0
     assert "synthetic" in found.out
     assert "4 paired tasks, one seed" in found.out
-    machine = torchemo("demo", "--out", out, "--json")  # a demo is made anew over a demo
-    assert machine.json == json.loads((out / "summary.json").read_text())
+    assert str(out / "report.html") in found.out
+    assert quick_demo == [out / "report.html", out / "maml", out / "maml-emo"]
+    first = json.loads((out / "summary.json").read_text())
+    machine = torchemo(*words, "--json")  # a demo is made anew over a demo
+    assert machine.json == json.loads((out / "summary.json").read_text()) == first
 
 
 def test_the_demo_does_not_write_over_anything_else(torchemo, quick_demo, tmp_path):

@@ -190,7 +190,8 @@ cli.main(["long"])
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
+        # With a buffer, as people have it: the pipe is found broken when it is flushed.
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     process.stdout.close()
     _, said = process.communicate()

@@ -23,7 +23,7 @@ from torchemo.report import write_run_report
 from torchemo.runner import load_best, train_run
 from torchemo.scoring import Protocol, score_run
 
-HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{ 鳥"
+HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{$ 鳥"
 HOSTILE_CLASS = "<script>alert('{}')"
 
 POINTS = RunConfig(

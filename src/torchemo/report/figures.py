@@ -70,7 +70,7 @@ def lines(
     x: str,
     y: str,
     log: bool = False,
-    best: float | None = None,
+    best: int | None = None,
     whole: bool = False,
 ) -> Markup:
     """Draw lines with their bands.
