@@ -29,7 +29,11 @@ from torchemo.tree import detach, select
 from torchemo.types import Batch, Episode
 
 QUERIES_AT_ONCE = 200
-"""Queries of one call; more are spread over several calls, like cards dealt to players."""
+"""Queries of one call; more are spread over several calls, like cards dealt to players.
+
+Reading: a network that normalises queries together (``model.bn = transductive``) sees all of them at once,
+or hands that are each as mixed as the whole folder.
+"""
 
 THUMBNAIL = 96
 """Side of a picture on the sheet."""
@@ -125,9 +129,6 @@ def answer_folder(
     Labels follow the sorted class names; classes may have different numbers of pictures. The memory is
     read and not changed.
 
-    Reading: a network that normalises queries together (``model.bn = transductive``) is asked all of
-    them at once, or in hands dealt out evenly where they are many.
-
     Args:
         trained: The run.
         support: Folder of class folders.
@@ -152,9 +153,7 @@ def answer_folder(
         inner_steps=learner.loop.steps if steps is None else steps,
         classes=names,
         shots=tuple(len(c.pictures) for c in classes),
-        predictions=tuple(
-            _prediction(file, row, names) for file, row in zip(queries, outputs, strict=True)
-        ),
+        predictions=tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
         recalled=_recalled(trained, shown),
     )
 

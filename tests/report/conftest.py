@@ -41,7 +41,7 @@ POINTS = RunConfig(
 )
 
 PICTURES = RunConfig(
-    learner=LearnerConfig(steps=1),
+    learner=LearnerConfig(steps=2, inner_lr=0.5),
     model=ModelConfig(filters=2),
     emo=EMOConfig(
         memory=MemoryConfig(capacity=2, write="consolidate", warmup=1),
