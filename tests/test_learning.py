@@ -1,8 +1,5 @@
 """It learns, and it does not cheat: known curves, and chance level before any label is seen."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,22 +7,19 @@ from torch import nn
 from torchemo.aggregators import Sum
 from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
-from torchemo.data.episodes import EpisodeSpec, sample_episodes
-from torchemo.data.load import load
 from torchemo.data.regression import RegressionSpec, sample_regression
 from torchemo.emo import EMO
 from torchemo.encoders import class_means
 from torchemo.evaluate import batches, evaluate
 from torchemo.learners import LEARNERS
 from torchemo.memory import EpisodicMemory
-from torchemo.models import MLP, Conv4
+from torchemo.models import MLP
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.stats import mean_interval
 from torchemo.train import OuterConfig, Trainer
 from torchemo.types import Batch, Episode
 
-DATA = os.environ.get("TORCHEMO_DATA") or ""
 N_WAY = 4
 
 
@@ -117,30 +111,3 @@ def test_maml_learns_sinusoids_below_one_after_a_single_step():
     start, end = scores.loss.mean(0).tolist()
     assert end < 1.0
     assert start > 2.0  # the queries were not answered without adaptation
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not (Path(DATA) / "omniglot28.npz").is_file(), reason="TORCHEMO_DATA has no omniglot28.npz"
-)
-def test_maml_learns_omniglot_five_way_one_shot_above_ninety_percent():
-    index = load(Path(DATA) / "omniglot28.npz", image_size=28, channels=1)
-    shape = TaskShape("classification", (1, 28, 28), 5)
-    model = Conv4(5, in_channels=1, image_size=28, filters=16, head_pool="mean")
-    learner = build_learner(LearnerConfig(inner_lr=0.4, steps=1), model, shape)
-    made = Trainer(learner, config=OuterConfig(lr=3e-3), batched=True)
-
-    def sample(split, n_query):
-        spec = EpisodeSpec(n_way=5, n_shot=1, n_query=n_query)
-        return lambda start, count: sample_episodes(
-            index, spec, seed=0, split=split, start=start, count=count
-        )
-
-    train = sample("train", 3)
-    for i in range(600):
-        made.step(train(8 * i, 8))
-    scores = evaluate(
-        learner, made.params, batches(sample("test", 5), tasks=200, size=8), steps=3, batched=True
-    )
-    assert scores.accuracy[:, -1].mean() > 0.9
-    assert abs(float(scores.accuracy[:, 0].mean()) - 0.2) < 0.05
