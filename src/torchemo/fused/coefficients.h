@@ -1,0 +1,70 @@
+/* Per-channel coefficients of the normalisation's first and second derivative (docs/speed-notes.md). */
+
+typedef struct {
+  REAL *gain, *mean;                     /* scale r and the mean, of the forward pass */
+  REAL *sparse, *dense, *constant;       /* a mix, see pooling.h */
+  REAL *other, *offset;                  /* factor of u, and the constant of the tangent */
+  double *a, *b, *u_mean, *u_y, *g_u;    /* sums over g, g yhat; means of u, u yhat; sum of g u */
+} NAME(channels);
+#define CHANNELS NAME(channels)
+
+static void NAME(carve_channels)(char *base, size_t *used, long out, CHANNELS *k) {
+  REAL **narrow[7] = {&k->gain, &k->mean, &k->sparse, &k->dense, &k->constant, &k->other, &k->offset};
+  double **wide[5] = {&k->a, &k->b, &k->u_mean, &k->u_y, &k->g_u};
+  for (int i = 0; i < 7; i++) *narrow[i] = carve(base, used, sizeof(REAL) * (size_t)out);
+  for (int i = 0; i < 5; i++) *wide[i] = carve(base, used, sizeof(double) * (size_t)out);
+}
+
+/* Gain and mean from the statistics [2, out]: means, then 1 / sqrt(var + eps). Clears the sums. */
+static void NAME(open_channels)(long out, const REAL *scale, const double *stats, CHANNELS *k) {
+  for (long c = 0; c < out; c++) {
+    k->gain[c] = (REAL)((double)scale[c] * stats[out + c]);
+    k->mean[c] = (REAL)stats[c];
+    k->a[c] = k->b[c] = k->u_mean[c] = k->u_y[c] = k->g_u[c] = 0;
+  }
+}
+
+/* a = sum g and b = sum g yhat over what was taken. */
+static void NAME(sum_cotangents)(long count, long out, const REAL *g, const REAL *pooled,
+                                 const signed char *index, const double *stats, CHANNELS *k) {
+  NAME(add_sums)(count, out, g, pooled, k->mean, index, k->a, k->b);
+  for (long c = 0; c < out; c++) k->b[c] *= stats[out + c];
+}
+
+/* From the sums of u and u (y - mean): the means of u and u yhat; and the sum of g u over what was taken. */
+static void NAME(sum_tangents)(long count, long out, double positions, const REAL *g, const REAL *taken,
+                               const signed char *index, const double *stats, CHANNELS *k) {
+  for (long c = 0; c < out; c++) {
+    k->u_mean[c] /= positions;
+    k->u_y[c] *= stats[out + c] / positions;
+  }
+  NAME(add_sums)(count, out, g, taken, NULL, index, NULL, k->g_u);
+}
+
+/* dy = gain (g - a / M - yhat b / M) as a mix; a factor of one for what is added to it. */
+static void NAME(first_derivative)(long out, double positions, const double *stats, CHANNELS *k) {
+  for (long c = 0; c < out; c++) {
+    k->sparse[c] = k->gain[c];
+    k->dense[c] = (REAL)(-(double)k->gain[c] * stats[out + c] * k->b[c] / positions);
+    k->constant[c] = (REAL)(-(double)k->gain[c] * k->a[c] / positions);
+    k->other[c] = 1;
+  }
+}
+
+/* The cotangent of y as a mix of g, y, 1 and u; the constant of the tangent; the cotangent of the scale. */
+static void NAME(second_derivative)(long out, double positions, const REAL *scale, const double *stats,
+                                    const REAL *v_scale, const REAL *v_shift, CHANNELS *k, REAL *d_scale) {
+  for (long c = 0; c < out; c++) {
+    const double r = stats[out + c], gain = (double)scale[c] * r, vs = v_scale ? (double)v_scale[c] : 0;
+    const double a = k->a[c], b = k->b[c], u = k->u_mean[c], q = k->u_y[c];
+    const double along = k->g_u[c] - a * u - b * q;
+    const double e_mean = (vs * a - gain * (a * q + b * u)) / positions;
+    const double e_y = (vs * b - 2 * gain * q * b) / positions;
+    k->sparse[c] = (REAL)(r * (vs - gain * q));
+    k->dense[c] = (REAL)(-r * r * (gain * along / positions + e_y));
+    k->constant[c] = (REAL)(-r * e_mean);
+    k->other[c] = (REAL)(-gain * r * b / positions);
+    k->offset[c] = (REAL)((v_shift ? (double)v_shift[c] : 0) - gain * u);
+    d_scale[c] = (REAL)(r * along);
+  }
+}

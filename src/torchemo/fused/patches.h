@@ -1,0 +1,124 @@
+/* Pictures as rows of 3x3 patches, for a first layer that needs no gradient in its input.
+
+   A line of a picture is expanded to columns of 3 x channels elements (three lines of it), one column after the
+   other, so that the patch at position j is the run of 3 columns that begins at column j, element (kx, ky, c).
+   From all values a constant per channel is subtracted, also from the zeros around the picture: it moves y by a
+   constant, which normalisation removes, and keeps the sums of squares below free of cancellation.
+
+   What the dense part of the derivative needs of the pictures is small: the sum of all patches and their
+   centred Gram matrix, sum_p (p - mean)(p - mean)^T, which do not depend on the weights. */
+
+typedef struct {
+  long height, width, channels;
+  long column, patch;   /* elements of a column and of a patch */
+  long padded;          /* a patch in whole vectors, an even number of them */
+  long row;             /* elements reserved for an expanded line */
+} NAME(picture);
+#define PICTURE NAME(picture)
+
+INLINE PICTURE NAME(picture_of)(long height, long width, long channels) {
+  const long column = 3 * channels, patch = 3 * column;
+  const long padded = (patch + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+  return (PICTURE){height, width, channels, column, patch, padded, (width + 8) * column + padded};
+}
+
+/* The patches of line i of a picture [channels, height, width]; `row` is zero beyond them. */
+static void NAME(expand)(const PICTURE *p, const REAL *x, const double *level, long i, REAL *row) {
+  for (long ky = 0; ky < 3; ky++)
+    for (long c = 0; c < p->channels; c++) {
+      const long line = i + ky - 1;
+      const REAL *from = x + (c * p->height + line) * p->width;
+      const REAL outside = (REAL)-level[c];
+      REAL *to = row + ky * p->channels + c;
+      to[0] = to[(p->width + 1) * p->column] = outside;
+      if (line < 0 || line >= p->height)
+        for (long j = 0; j < p->width; j++) to[(j + 1) * p->column] = outside;
+      else
+        for (long j = 0; j < p->width; j++) to[(j + 1) * p->column] = from[j] + outside;
+    }
+}
+
+/* K[(kx, ky, c), o] from kernels [out, channels, 3, 3]. */
+static void NAME(reorder_kernel)(const PICTURE *p, long out, const REAL *w, REAL *k) {
+  for (long o = 0; o < out; o++)
+    for (long c = 0; c < p->channels; c++)
+      for (long t = 0; t < 9; t++)
+        k[((t % 3) * p->column + (t / 3) * p->channels + c) * out + o] = w[(o * p->channels + c) * 9 + t];
+}
+
+/* parts[i, :] += sum of column(e)[i] patch(e) over `count` columns from `first` on. */
+static void NAME(add_products)(const PICTURE *p, const REAL *row, long first, long count, REAL *parts) {
+  const REAL *from = row + first * p->column;
+  for (long j = 0; j < p->padded; j += 2 * LANES)
+    for (long i = 0; i < p->column;) {
+      REAL *to = parts + i * p->padded + j;
+      if (i + 6 <= p->column) {
+        NAME(tile)(6, 2, 1, count, from + i, 1, p->column, from + j, p->column, to, p->padded);
+        i += 6;
+      } else {
+        NAME(tile)(3, 2, 1, count, from + i, 1, p->column, from + j, p->column, to, p->padded);
+        i += 3;
+      }
+    }
+}
+
+/* Space for the sums of add_line, see conv_block.c, with the sum of patches last. */
+INLINE long NAME(parts_size)(const PICTURE *p) { return (PARTS * p->column + 1) * p->padded; }
+
+static void NAME(add_line)(const PICTURE *p, const REAL *row, REAL *parts) {
+  const long size = p->column * p->padded, w = p->width;
+  const REAL one = 1;
+  NAME(add_products)(p, row, 1, w - 1, parts + MIDDLE * size);
+  NAME(add_products)(p, row, 0, 1, parts + BEFORE * size);
+  NAME(add_products)(p, row, 1, 1, parts + BEGIN * size);
+  NAME(add_products)(p, row, w, 1, parts + LAST * size);
+  NAME(add_products)(p, row, w + 1, 1, parts + AFTER * size);
+  for (long j = 0; j < p->padded; j += 2 * LANES)
+    NAME(tile)(1, 2, 1, w, &one, 0, 0, row + j, p->column, parts + PARTS * size + j, p->padded);
+}
+
+/* sums[patch] and the centred gram[patch, patch] of `positions` patches from the parts. */
+static void NAME(assemble_gram)(const PICTURE *p, double positions, const double *parts, double *sums,
+                                double *gram) {
+  const long d = p->column, size = d * p->padded;
+  for (long i = 0; i < p->patch; i++) sums[i] = parts[PARTS * size + i];
+  for (long kx = 0; kx < 3; kx++)
+    for (long other = kx; other < 3; other++)
+      for (long i = 0; i < d; i++)
+        for (long j = 0; j < d; j++) {
+          const double *at = parts + i * p->padded + (other - kx) * d + j;
+          double value = at[MIDDLE * size] + at[(kx == 0 ? BEFORE : LAST) * size];
+          if (kx == 2) value += at[AFTER * size] - at[BEGIN * size];
+          value -= sums[kx * d + i] * sums[other * d + j] / positions;
+          gram[(kx * d + i) * p->patch + other * d + j] = value;
+          gram[(other * d + j) * p->patch + kx * d + i] = value;
+        }
+}
+
+/* sums[o, patch] += sum over a pair of lines of coefficient[window, o] times the patch that window took. */
+static void NAME(add_taken)(const PICTURE *p, long out, const REAL *const *rows, const REAL *coefficient,
+                            const signed char *index, REAL *sums) {
+  for (long o = 0; o < out; o += 2)
+    for (long part = 0; part < p->padded; part += 4 * LANES) {
+      VEC left[4], right[4];
+      REAL *to = sums + o * (p->padded + 4 * LANES) + part, *next = to + p->padded + 4 * LANES;
+      for (int v = 0; v < 4; v++) {
+        left[v] = NAME(load)(to + v * LANES);
+        right[v] = NAME(load)(next + v * LANES);
+      }
+      for (long j = 0; j < p->width / 2; j++) {
+        const signed char *which = index + j * out + o;
+        const REAL *factor = coefficient + j * out + o;
+        const REAL *one = rows[(which[0] >> 1) & 1] + (2 * j + (which[0] & 1)) * p->column + part;
+        const REAL *two = rows[(which[1] >> 1) & 1] + (2 * j + (which[1] & 1)) * p->column + part;
+        for (int v = 0; v < 4; v++) {
+          left[v] += factor[0] * NAME(load)(one + v * LANES);
+          right[v] += factor[1] * NAME(load)(two + v * LANES);
+        }
+      }
+      for (int v = 0; v < 4; v++) {
+        NAME(store)(to + v * LANES, left[v]);
+        NAME(store)(next + v * LANES, right[v]);
+      }
+    }
+}

@@ -1,0 +1,179 @@
+/* Statistics, 2x2 pooling and the passes that carry cotangents through pooling, ReLU and normalisation.
+   Maps are channels-last, channels a multiple of eight. `index` says which of a window's four elements was
+   taken, row by row, and NOBODY where ReLU is off. */
+
+/* Positions whose single-precision sum is moved into double precision at a time. */
+#define RUN 64L
+
+INLINE void NAME(add_to)(double *sums, VEC part) {
+  for (long l = 0; l < LANES; l++) sums[l] += part[l];
+}
+
+/* sum_a += sum of a, sum_ab += sum of a (b - centre), over positions that are on. b, centre, index
+   and sum_a may be NULL: no products, centre 0, everything on, no plain sum. */
+static void NAME(add_sums)(long count, long channels, const REAL *a, const REAL *b, const REAL *centre,
+                           const signed char *index, double *sum_a, double *sum_ab) {
+  for (long c = 0; c < channels; c += LANES) {
+    const VEC middle = centre ? NAME(load)(centre + c) : (VEC){0};
+    for (long begin = 0; begin < count; begin += RUN) {
+      const long end = begin + RUN < count ? begin + RUN : count;
+      VEC one = {0}, two = {0};
+      for (long p = begin; p < end; p++) {
+        VEC value = NAME(load)(a + p * channels + c);
+        if (index) value = NAME(keep)(NAME(load_index)(index + p * channels + c) != NOBODY, value);
+        one += value;
+        if (b) two += value * (NAME(load)(b + p * channels + c) - middle);
+      }
+      if (sum_a) NAME(add_to)(sum_a + c, one);
+      if (b) NAME(add_to)(sum_ab + c, two);
+    }
+  }
+}
+
+/* Merge the mean and the summed squares about it of one image into those of the `before` images already seen. */
+static void NAME(add_moments)(long count, long channels, const REAL *y, long before, double *mean,
+                              double *squares) {
+  for (long c = 0; c < channels; c += LANES) {
+    double sum[32 / sizeof(REAL)] = {0}, square[32 / sizeof(REAL)] = {0};
+    REAL middle[32 / sizeof(REAL)];
+    for (long begin = 0; begin < count; begin += RUN) {
+      VEC part = {0};
+      for (long p = begin; p < count && p < begin + RUN; p++) part += NAME(load)(y + p * channels + c);
+      NAME(add_to)(sum, part);
+    }
+    for (long l = 0; l < LANES; l++) middle[l] = (REAL)(sum[l] / (double)count);
+    for (long begin = 0; begin < count; begin += RUN) {
+      VEC part = {0};
+      for (long p = begin; p < count && p < begin + RUN; p++) {
+        const VEC away = NAME(load)(y + p * channels + c) - NAME(load)(middle);
+        part += away * away;
+      }
+      NAME(add_to)(square, part);
+    }
+    for (long l = 0; l < LANES; l++) {
+      const double own = sum[l] / (double)count, gap = own - mean[c + l], share = (double)before / (double)(before + 1);
+      const double off = own - (double)middle[l];
+      squares[c + l] += square[l] - (double)count * off * off + (double)count * gap * gap * share;
+      mean[c + l] += gap / (double)(before + 1);
+    }
+  }
+}
+
+/* Take from every window the element that will be largest after normalisation: the largest where the scale is
+   positive, the smallest where it is negative, the first one where it is zero or several are equal. */
+static void NAME(pool)(long height, long width, long channels, const REAL *y, const REAL *scale, REAL *pooled,
+                       signed char *index) {
+  const long line = width * channels;
+  for (long i = 0; i < height / 2; i++)
+    for (long j = 0; j < width / 2; j++) {
+      const REAL *window = y + 2 * i * line + 2 * j * channels;
+      const long at = (i * (width / 2) + j) * channels;
+      for (long c = 0; c < channels; c += LANES) {
+        const VEC s = NAME(load)(scale + c), one = NAME(all)(1);
+        const VEC sign = NAME(keep)(s > 0, one) - NAME(keep)(s < 0, one);
+        const long places[4] = {0, channels, line, line + channels};
+        VEC taken = NAME(load)(window + c), best = sign * taken;
+        MASK which = {0};
+        for (int k = 1; k < 4; k++) {
+          const VEC value = NAME(load)(window + places[k] + c), signed_value = sign * value;
+          const MASK better = signed_value > best;
+          best = NAME(where)(better, signed_value, best);
+          taken = NAME(where)(better, value, taken);
+          which = (better & k) | (~better & which);
+        }
+        NAME(store)(pooled + at + c, taken);
+        NAME(store_index)(index + at + c, which);
+      }
+    }
+}
+
+/* out = relu(gain (pooled - mean) + shift), and NOBODY into the index where ReLU is off. NaN stays NaN. */
+static void NAME(activate)(long count, long channels, const REAL *pooled, const REAL *gain, const REAL *mean,
+                           const REAL *shift, REAL *out, signed char *index) {
+  for (long p = 0; p < count; p++)
+    for (long c = 0; c < channels; c += LANES) {
+      const long at = p * channels + c;
+      const VEC z = (NAME(load)(pooled + at) - NAME(load)(mean + c)) * NAME(load)(gain + c) + NAME(load)(shift + c);
+      const MASK off = z <= 0, which = NAME(load_index)(index + at);
+      NAME(store)(out + at, NAME(keep)(~off, z));
+      NAME(store_index)(index + at, (off & NOBODY) | (~off & which));
+    }
+}
+
+/* What a map's element gets: sparse g where it was taken, + dense (y - mean) + constant, + extra_factor extra. */
+typedef struct {
+  const REAL *sparse, *dense, *constant, *mean, *extra_factor;
+} NAME(mix);
+#define MIX NAME(mix)
+
+INLINE VEC NAME(mixed)(const MIX *k, long c, const REAL *y, const REAL *extra) {
+  VEC value = (NAME(load)(y) - NAME(load)(k->mean + c)) * NAME(load)(k->dense + c) + NAME(load)(k->constant + c);
+  if (extra) value += NAME(load)(k->extra_factor + c) * NAME(load)(extra);
+  return value;
+}
+
+/* Write the mix for a whole map; `to` may be the map `extra` itself. */
+static void NAME(spread)(long height, long width, long channels, const MIX *k, const REAL *g,
+                         const signed char *index, const REAL *y, const REAL *extra, REAL *to, long to_line) {
+  const long line = width * channels;
+  for (long i = 0; i < height; i++) {
+    const int pooled_row = i / 2 < height / 2;
+    for (long j = 0; j < width; j++) {
+      const int pooled = pooled_row && j / 2 < width / 2;
+      const long window = ((i / 2) * (width / 2) + j / 2) * channels;
+      const long from = i * line + j * channels;
+      const WORD place = (WORD)(2 * (i % 2) + j % 2);
+      for (long c = 0; c < channels; c += LANES) {
+        VEC value = NAME(mixed)(k, c, y + from + c, extra ? extra + from + c : NULL);
+        if (pooled) {
+          const MASK here = NAME(load_index)(index + window + c) == place;
+          value += NAME(keep)(here, NAME(load)(k->sparse + c) * NAME(load)(g + window + c));
+        }
+        NAME(store)(to + i * to_line + j * channels + c, value);
+      }
+    }
+  }
+}
+
+/* taken = the element of every window that the index names; zero where there is NOBODY. */
+static void NAME(take)(long height, long width, long channels, const REAL *map, const signed char *index,
+                       REAL *taken) {
+  const long line = width * channels;
+  for (long i = 0; i < height / 2; i++)
+    for (long j = 0; j < width / 2; j++) {
+      const REAL *window = map + 2 * i * line + 2 * j * channels;
+      const long at = (i * (width / 2) + j) * channels;
+      const long places[4] = {0, channels, line, line + channels};
+      for (long c = 0; c < channels; c += LANES) {
+        const MASK which = NAME(load_index)(index + at + c);
+        VEC value = {0};
+        for (int k = 0; k < 4; k++) value += NAME(keep)(which == k, NAME(load)(window + places[k] + c));
+        NAME(store)(taken + at + c, value);
+      }
+    }
+}
+
+/* to = factor (taken - centre) + slope (pooled - mean) + offset where ReLU is on, else zero; `to` may be `taken`. */
+static void NAME(tangent)(long count, long channels, const REAL *taken, const REAL *pooled,
+                          const signed char *index, const MIX *k, REAL *to) {
+  for (long p = 0; p < count; p++)
+    for (long c = 0; c < channels; c += LANES) {
+      const long at = p * channels + c;
+      const VEC value = NAME(load)(k->extra_factor + c) * NAME(load)(taken + at) +
+                        (NAME(load)(pooled + at) - NAME(load)(k->mean + c)) * NAME(load)(k->dense + c) +
+                        NAME(load)(k->constant + c);
+      NAME(store)(to + at, NAME(keep)(NAME(load_index)(index + at) != NOBODY, value));
+    }
+}
+
+/* to = factor g where ReLU is on, else zero, plus `more` (or NULL). */
+static void NAME(scale_taken)(long count, long channels, const REAL *factor, const REAL *g,
+                              const signed char *index, const REAL *more, REAL *to) {
+  for (long p = 0; p < count; p++)
+    for (long c = 0; c < channels; c += LANES) {
+      const long at = p * channels + c;
+      VEC value = NAME(load)(factor + c) * NAME(load)(g + at);
+      value = NAME(keep)(NAME(load_index)(index + at) != NOBODY, value);
+      NAME(store)(to + at, more ? value + NAME(load)(more + at) : value);
+    }
+}

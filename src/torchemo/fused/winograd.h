@@ -1,0 +1,187 @@
+/* 3x3 same convolution and its weight gradient by Winograd's F(2x2, 3x3): a 2x2 patch of outputs costs 16
+   multiplications per pair of channels instead of 36. Output patches coincide with pooling windows.
+
+     Y = A^T [ (G w G^T) . (B^T x B) ] A          dw = G^T [ (B^T x B) . (A dY A^T) ] G
+
+   Maps are channels-last; convolved maps lie in planes with a border of zeros and an even inside.
+   Flat regions give products that are exactly zero, so outputs that are equal by symmetry stay equal. */
+
+/* Tiles that are transformed and multiplied at a time: their 16 products stay in the second-level cache. */
+#define BLOCK 48L
+/* Elements from one of the 16 layers of a block to the next; the odd lines keep them in different cache sets. */
+#define LAYER(width) (BLOCK * (width) + 16)
+
+typedef struct {
+  long height, width;   /* of the maps */
+  long rows, cols;      /* 2x2 tiles, the last ones half outside when a side is odd */
+  long stride, lines;   /* of a plane: elements per channel in a line, and lines */
+} NAME(grid);
+#define GRID NAME(grid)
+
+INLINE GRID NAME(grid_of)(long height, long width) {
+  const long rows = (height + 1) / 2, cols = (width + 1) / 2;
+  return (GRID){height, width, rows, cols, 2 * cols + 2, 2 * rows + 2};
+}
+
+INLINE long NAME(plane_size)(const GRID *g, long channels) { return g->stride * g->lines * channels; }
+
+/* Put a map into the inside of a plane whose border is zero already. */
+static void NAME(enclose)(const GRID *g, long channels, const REAL *map, REAL *plane) {
+  for (long i = 0; i < g->height; i++)
+    memcpy(plane + ((i + 1) * g->stride + 1) * channels, map + i * g->width * channels,
+           (size_t)(g->width * channels) * sizeof(REAL));
+}
+
+/* U[f, i, o] = (G w[o, i] G^T)[f], or with `transposed` U[f, o, i] of the kernel turned by 180 degrees.
+   Kernels are [out, in, 3, 3]; rows of U are `width` wide and begin at row `first` of `depth`. */
+static void NAME(transform_kernel)(long out, long in, const REAL *w, int transposed, long depth, long first,
+                                   REAL *u) {
+  const long cols = transposed ? in : out;
+  for (long o = 0; o < out; o++)
+    for (long i = 0; i < in; i++) {
+      const REAL *k = w + (o * in + i) * 9;
+      REAL half[4][3];
+      for (int x = 0; x < 3; x++) {
+        const int at = transposed ? 2 - x : x;
+        const REAL top = transposed ? k[6 + at] : k[at], low = transposed ? k[at] : k[6 + at];
+        half[0][x] = top;
+        half[1][x] = (REAL)0.5 * (top + k[3 + at] + low);
+        half[2][x] = (REAL)0.5 * (top - k[3 + at] + low);
+        half[3][x] = low;
+      }
+      REAL *to = u + (transposed ? (first + o) * cols + i : (first + i) * cols + o);
+      for (int y = 0; y < 4; y++) {
+        const REAL *h = half[y];
+        const REAL four[4] = {h[0], (REAL)0.5 * (h[0] + h[1] + h[2]), (REAL)0.5 * (h[0] - h[1] + h[2]), h[2]};
+        for (int x = 0; x < 4; x++) to[(y * 4 + x) * depth * cols] = four[x];
+      }
+    }
+}
+
+/* V[f, t, c] = (B^T x B)[f] for `count` tiles from `first` on; rows of V are `depth` wide. */
+static void NAME(transform_inputs)(const GRID *g, long channels, const REAL *plane, long first, long count,
+                                   long depth, REAL *v) {
+  const long line = g->stride * channels, layer = LAYER(depth);
+  for (long t = 0; t < count; t++) {
+    const long row = (first + t) / g->cols, col = (first + t) % g->cols;
+    const REAL *from = plane + (2 * row * g->stride + 2 * col) * channels;
+    for (long c = 0; c < channels; c += LANES) {
+      VEC half[4][4];
+      for (int x = 0; x < 4; x++) {
+        const REAL *p = from + x * channels + c;
+        const VEC a = NAME(load)(p), b = NAME(load)(p + line), d = NAME(load)(p + 2 * line);
+        half[0][x] = a - d;
+        half[1][x] = b + d;
+        half[2][x] = d - b;
+        half[3][x] = b - NAME(load)(p + 3 * line);
+      }
+      REAL *to = v + t * depth + c;
+      for (int y = 0; y < 4; y++) {
+        NAME(store)(to + (4 * y) * layer, half[y][0] - half[y][2]);
+        NAME(store)(to + (4 * y + 1) * layer, half[y][1] + half[y][2]);
+        NAME(store)(to + (4 * y + 2) * layer, half[y][2] - half[y][1]);
+        NAME(store)(to + (4 * y + 3) * layer, half[y][1] - half[y][3]);
+      }
+    }
+  }
+}
+
+/* D[f, t, c] = (A dY A^T)[f] for the tiles of a plane of cotangents. */
+static void NAME(transform_cotangents)(const GRID *g, long channels, const REAL *plane, long first, long count,
+                                       REAL *d) {
+  const long line = g->stride * channels, layer = LAYER(channels);
+  for (long t = 0; t < count; t++) {
+    const long row = (first + t) / g->cols, col = (first + t) % g->cols;
+    const REAL *from = plane + ((2 * row + 1) * g->stride + 2 * col + 1) * channels;
+    for (long c = 0; c < channels; c += LANES) {
+      VEC half[4][2];
+      for (int x = 0; x < 2; x++) {
+        const VEC a = NAME(load)(from + x * channels + c), b = NAME(load)(from + x * channels + line + c);
+        half[0][x] = a;
+        half[1][x] = a + b;
+        half[2][x] = a - b;
+        half[3][x] = -b;
+      }
+      REAL *to = d + t * channels + c;
+      for (int y = 0; y < 4; y++) {
+        NAME(store)(to + (4 * y) * layer, half[y][0]);
+        NAME(store)(to + (4 * y + 1) * layer, half[y][0] + half[y][1]);
+        NAME(store)(to + (4 * y + 2) * layer, half[y][0] - half[y][1]);
+        NAME(store)(to + (4 * y + 3) * layer, -half[y][1]);
+      }
+    }
+  }
+}
+
+/* Y = A^T M A for a block of tiles; what lies outside the map is left out. */
+static void NAME(transform_outputs)(const GRID *g, long channels, const REAL *m, long first, long count,
+                                    REAL *map) {
+  const long line = g->width * channels, layer = LAYER(channels);
+  for (long t = 0; t < count; t++) {
+    const long row = (first + t) / g->cols, col = (first + t) % g->cols;
+    const int below = 2 * row + 1 < g->height, beside = 2 * col + 1 < g->width;
+    REAL *to = map + (2 * row * g->width + 2 * col) * channels;
+    for (long c = 0; c < channels; c += LANES) {
+      const REAL *from = m + t * channels + c;
+      VEC half[2][4];
+      for (int x = 0; x < 4; x++) {
+        const VEC b = NAME(load)(from + (4 + x) * layer), d = NAME(load)(from + (8 + x) * layer);
+        half[0][x] = NAME(load)(from + x * layer) + b + d;
+        half[1][x] = b - d - NAME(load)(from + (12 + x) * layer);
+      }
+      NAME(store)(to + c, half[0][0] + half[0][1] + half[0][2]);
+      if (beside) NAME(store)(to + channels + c, half[0][1] - half[0][2] - half[0][3]);
+      if (below) NAME(store)(to + line + c, half[1][0] + half[1][1] + half[1][2]);
+      if (below && beside) NAME(store)(to + line + channels + c, half[1][1] - half[1][2] - half[1][3]);
+    }
+  }
+}
+
+/* map = sum over one or two planes of conv(plane, kernel); U holds the kernels' rows one below the other. */
+static void NAME(convolve)(const GRID *g, int planes, REAL *const *plane, long in, long out, const REAL *u,
+                           REAL *v, REAL *m, REAL *map) {
+  const long tiles = g->rows * g->cols, depth = planes * in;
+  for (long first = 0; first < tiles; first += BLOCK) {
+    const long count = tiles - first < BLOCK ? tiles - first : BLOCK;
+    for (int p = 0; p < planes; p++)
+      NAME(transform_inputs)(g, in, plane[p], first, count, depth, v + p * in);
+    for (int f = 0; f < 16; f++)
+      NAME(product)(count, depth, out, v + f * LAYER(depth), depth, u + f * depth * out, m + f * LAYER(out));
+    NAME(transform_outputs)(g, out, m, first, count, map);
+  }
+}
+
+/* sums[f, i, o] += sum over tiles of (B^T x B)[f, i] (A dY A^T)[f, o]. */
+static void NAME(correlate)(const GRID *g, long in, long out, const REAL *x, const REAL *dy, REAL *v, REAL *m,
+                            REAL *sums) {
+  const long tiles = g->rows * g->cols;
+  for (long first = 0; first < tiles; first += BLOCK) {
+    const long count = tiles - first < BLOCK ? tiles - first : BLOCK;
+    NAME(transform_inputs)(g, in, x, first, count, in, v);
+    NAME(transform_cotangents)(g, out, dy, first, count, m);
+    for (int f = 0; f < 16; f++)
+      NAME(add_outer)(in, count, out, v + f * LAYER(in), m + f * LAYER(out), sums + f * in * out);
+  }
+}
+
+/* dw[o, i] = G^T sums[:, i, o] G. */
+static void NAME(kernel_gradient)(long out, long in, const REAL *sums, REAL *dw) {
+  for (long o = 0; o < out; o++)
+    for (long i = 0; i < in; i++) {
+      REAL s[16], half[3][4];
+      for (int f = 0; f < 16; f++) s[f] = sums[(f * in + i) * out + o];
+      for (int x = 0; x < 4; x++) {
+        const REAL even = (REAL)0.5 * (s[4 + x] + s[8 + x]), odd = (REAL)0.5 * (s[4 + x] - s[8 + x]);
+        half[0][x] = s[x] + even;
+        half[1][x] = odd;
+        half[2][x] = even + s[12 + x];
+      }
+      REAL *to = dw + (o * in + i) * 9;
+      for (int y = 0; y < 3; y++) {
+        const REAL even = (REAL)0.5 * (half[y][1] + half[y][2]), odd = (REAL)0.5 * (half[y][1] - half[y][2]);
+        to[3 * y] = half[y][0] + even;
+        to[3 * y + 1] = odd;
+        to[3 * y + 2] = even + half[y][3];
+      }
+    }
+}
