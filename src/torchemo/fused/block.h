@@ -3,7 +3,8 @@
 
 typedef struct {
   GRID grid;
-  REAL *kernels, *inputs, *products, *sums, *total, *plane[2];
+  REAL *kernels, *inputs, *products, *taps, *sums, *total, *plane[2];
+  long pending;   /* tiles in `sums` that are not in `total` yet */
   CHANNELS k;
 } NAME(room);
 #define ROOM NAME(room)
@@ -14,6 +15,7 @@ static size_t NAME(lay_out)(void *work, long height, long width, long in, long o
   size_t used = 0;
   room->grid = NAME(grid_of)(height, width);
   room->kernels = carve(work, &used, real * (size_t)(32 * in * out));
+  room->taps = carve(work, &used, real * (size_t)(9 * in * out));
   room->inputs = carve(work, &used, real * (size_t)(16 * LAYER(2 * most)));
   room->products = carve(work, &used, real * (size_t)(16 * LAYER(most)));
   room->sums = carve(work, &used, real * (size_t)(16 * in * out));
@@ -35,12 +37,42 @@ static void NAME(clear_planes)(ROOM *room, long channels0, long channels1) {
   memset(room->plane[1], 0, sizeof(REAL) * (size_t)NAME(plane_size)(&room->grid, channels1));
 }
 
-/* Add one picture's weight gradient to the total; two levels of summation keep single precision precise. */
+/* Tiles that are summed before the sum moves to the total: two levels keep single precision precise. */
+#define SUMMED 256L
+
+static void NAME(open_correlation)(ROOM *room, long in, long out) {
+  room->pending = 0;
+  memset(room->sums, 0, sizeof(REAL) * (size_t)(16 * in * out));
+  memset(room->total, 0, sizeof(REAL) * (size_t)(16 * in * out));
+}
+
+static void NAME(settle_correlation)(ROOM *room, long in, long out) {
+  for (long i = 0; i < 16 * in * out; i++) room->total[i] += room->sums[i];
+  memset(room->sums, 0, sizeof(REAL) * (size_t)(16 * in * out));
+  room->pending = 0;
+}
+
+/* Add one picture's weight gradient. */
 static void NAME(add_correlation)(ROOM *room, long in, long out, const REAL *x, const REAL *dy) {
-  const long size = 16 * in * out;
-  memset(room->sums, 0, sizeof(REAL) * (size_t)size);
   NAME(correlate)(&room->grid, in, out, x, dy, room->inputs, room->products, room->sums);
-  for (long i = 0; i < size; i++) room->total[i] += room->sums[i];
+  room->pending += room->grid.rows * room->grid.cols;
+  if (room->pending >= SUMMED) NAME(settle_correlation)(room, in, out);
+}
+
+static void NAME(close_correlation)(ROOM *room, long in, long out, REAL *dw) {
+  NAME(settle_correlation)(room, in, out);
+  NAME(kernel_gradient)(out, in, room->total, room->taps, dw);
+}
+
+/* U of a kernel [out, in, 3, 3], or of the one that carries cotangents back. */
+static void NAME(prepare_kernel)(ROOM *room, long in, long out, const REAL *w, long depth, long first) {
+  NAME(gather_taps)(out, in, w, 0, room->taps);
+  NAME(transform_kernel)(in, out, room->taps, depth, first, room->kernels);
+}
+
+static void NAME(prepare_turned_kernel)(ROOM *room, long in, long out, const REAL *w) {
+  NAME(gather_taps)(out, in, w, 1, room->taps);
+  NAME(transform_kernel)(out, in, room->taps, out, 0, room->kernels);
 }
 
 /* shape = pictures, height, width, channels in, channels out. */
@@ -52,7 +84,7 @@ EXPORT void NAME(block_forward)(const long *shape, double eps, const REAL *x, co
   ROOM room;
   NAME(lay_out)(work, h, w, ci, co, &room);
   NAME(clear_planes)(&room, ci, 0);
-  NAME(transform_kernel)(co, ci, weight, 0, ci, 0, room.kernels);
+  NAME(prepare_kernel)(&room, ci, co, weight, ci, 0);
   memset(stats, 0, sizeof(double) * (size_t)(2 * co));
   for (long i = 0; i < n; i++) {
     REAL *map = y + i * whole * co;
@@ -77,7 +109,8 @@ EXPORT void NAME(block_backward)(const long *shape, const REAL *x, const REAL *w
   NAME(lay_out)(work, h, w, ci, co, &room);
   NAME(clear_planes)(&room, co, ci);
   NAME(open_channels)(co, scale, stats, &room.k);
-  NAME(sum_cotangents)(n * quarter, co, g, pooled, index, stats, &room.k);
+  NAME(add_cotangents)(n * quarter, co, g, pooled, index, &room.k);
+  NAME(close_sums)(co, (double)(n * whole), stats, &room.k);
   NAME(first_derivative)(co, (double)(n * whole), stats, &room.k);
   for (long c = 0; c < co; c++) {
     d_shift[c] = (REAL)room.k.a[c];
@@ -85,8 +118,8 @@ EXPORT void NAME(block_backward)(const long *shape, const REAL *x, const REAL *w
   }
   const MIX mix = {room.k.sparse, room.k.dense, room.k.constant, room.k.mean, room.k.other};
   const long line = room.grid.stride * co;
-  if (dx) NAME(transform_kernel)(co, ci, weight, 1, co, 0, room.kernels);
-  memset(room.total, 0, sizeof(REAL) * (size_t)(16 * ci * co));
+  if (dx) NAME(prepare_turned_kernel)(&room, ci, co, weight);
+  NAME(open_correlation)(&room, ci, co);
   for (long i = 0; i < n; i++) {
     NAME(spread)(h, w, co, &mix, g + i * quarter * co, index + i * quarter * co, y + i * whole * co,
                  gy ? gy + i * whole * co : NULL, room.plane[0] + line + co, line);
@@ -96,13 +129,13 @@ EXPORT void NAME(block_backward)(const long *shape, const REAL *x, const REAL *w
     NAME(enclose)(&room.grid, ci, x + i * whole * ci, room.plane[1]);
     NAME(add_correlation)(&room, ci, co, room.plane[1], room.plane[0]);
   }
-  NAME(kernel_gradient)(co, ci, room.total, dw);
+  NAME(close_correlation)(&room, ci, co, dw);
 }
 
 /* u = conv(vx, w) + conv(x, vw) for every picture, its sums, and what the index takes of it. */
 static void NAME(block_tangent)(const long *shape, ROOM *room, const REAL *x, const REAL *weight, const REAL *y,
-                                const signed char *index, const double *stats, const REAL *g, const REAL *vx,
-                                const REAL *vw, REAL *u, REAL *taken) {
+                                const signed char *index, const REAL *g, const REAL *vx, const REAL *vw, REAL *u,
+                                REAL *taken) {
   const long n = shape[0], h = shape[1], w = shape[2], ci = shape[3], co = shape[4];
   const long whole = h * w, quarter = (h / 2) * (w / 2);
   const int planes = (vx != NULL) + (vw != NULL);
@@ -110,16 +143,17 @@ static void NAME(block_tangent)(const long *shape, ROOM *room, const REAL *x, co
   CHANNELS *k = &room->k;
   NAME(clear_planes)(room, ci, ci);
   for (int p = 0; p < planes; p++)
-    NAME(transform_kernel)(co, ci, kernel[p], 0, planes * ci, p * ci, room->kernels);
+    NAME(prepare_kernel)(room, ci, co, kernel[p], planes * ci, p * ci);
   for (long i = 0; i < n; i++) {
     REAL *map = u + i * whole * co;
     for (int p = 0; p < planes; p++)
       NAME(enclose)(&room->grid, ci, source[p] + i * whole * ci, room->plane[p]);
     NAME(convolve)(&room->grid, planes, room->plane, ci, co, room->kernels, room->inputs, room->products, map);
     NAME(add_sums)(whole, co, map, y + i * whole * co, k->mean, NULL, k->u_mean, k->u_y);
-    NAME(take)(h, w, co, map, index + i * quarter * co, taken + i * quarter * co);
+    const long at = i * quarter * co;
+    NAME(take)(h, w, co, map, index + at, taken + at);
+    NAME(add_sums)(quarter, co, g + at, taken + at, NULL, index + at, NULL, k->g_u);
   }
-  NAME(sum_tangents)(n * quarter, co, (double)(n * whole), g, taken, index, stats, k);
 }
 
 /* Cotangents of g, y, x, weight and scale from those of block_backward's results vx, vw, v_scale and v_shift,
@@ -134,9 +168,11 @@ EXPORT void NAME(block_double)(const long *shape, const REAL *x, const REAL *wei
   ROOM room;
   NAME(lay_out)(work, h, w, ci, co, &room);
   NAME(open_channels)(co, scale, stats, &room.k);
-  NAME(sum_cotangents)(n * quarter, co, g, pooled, index, stats, &room.k);
-  NAME(block_tangent)(shape, &room, x, weight, y, index, stats, g, vx, vw, dy, dg);
-  NAME(second_derivative)(co, (double)(n * whole), scale, stats, v_scale, v_shift, &room.k, d_scale);
+  NAME(add_cotangents)(n * quarter, co, g, pooled, index, &room.k);
+  NAME(block_tangent)(shape, &room, x, weight, y, index, g, vx, vw, dy, dg);
+  NAME(close_sums)(co, (double)(n * whole), stats, &room.k);
+  NAME(tangent_coefficients)(co, scale, stats, v_scale, v_shift, &room.k);
+  NAME(second_derivative)(co, (double)(n * whole), scale, stats, v_scale, &room.k, d_scale);
   const MIX tangent = {NULL, room.k.sparse, room.k.offset, room.k.mean, room.k.gain};
   NAME(tangent)(n * quarter, co, dg, pooled, index, &tangent, dg);
   const MIX second = {room.k.sparse, room.k.dense, room.k.constant, room.k.mean, room.k.other};
@@ -149,8 +185,8 @@ EXPORT void NAME(block_double)(const long *shape, const REAL *x, const REAL *wei
   const MIX first = {room.k.sparse, room.k.dense, room.k.constant, room.k.mean, room.k.other};
   const long line = room.grid.stride * co;
   NAME(clear_planes)(&room, co, ci);
-  if (vw) NAME(transform_kernel)(co, ci, vw, 1, co, 0, room.kernels);
-  memset(room.total, 0, sizeof(REAL) * (size_t)(16 * ci * co));
+  if (vw) NAME(prepare_turned_kernel)(&room, ci, co, vw);
+  NAME(open_correlation)(&room, ci, co);
   for (long i = 0; i < n; i++) {
     NAME(spread)(h, w, co, &first, g + i * quarter * co, index + i * quarter * co, y + i * whole * co, NULL,
                  room.plane[0] + line + co, line);
@@ -161,5 +197,5 @@ EXPORT void NAME(block_double)(const long *shape, const REAL *x, const REAL *wei
     NAME(enclose)(&room.grid, ci, vx + i * whole * ci, room.plane[1]);
     NAME(add_correlation)(&room, ci, co, room.plane[1], room.plane[0]);
   }
-  if (vx) NAME(kernel_gradient)(co, ci, room.total, dw);
+  if (vx) NAME(close_correlation)(&room, ci, co, dw);
 }

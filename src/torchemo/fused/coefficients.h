@@ -24,21 +24,19 @@ static void NAME(open_channels)(long out, const REAL *scale, const double *stats
   }
 }
 
-/* a = sum g and b = sum g yhat over what was taken. */
-static void NAME(sum_cotangents)(long count, long out, const REAL *g, const REAL *pooled,
-                                 const signed char *index, const double *stats, CHANNELS *k) {
+/* a += sum g and b += sum g (y - mean) over what was taken in `count` windows. */
+static void NAME(add_cotangents)(long count, long out, const REAL *g, const REAL *pooled,
+                                 const signed char *index, CHANNELS *k) {
   NAME(add_sums)(count, out, g, pooled, k->mean, index, k->a, k->b);
-  for (long c = 0; c < out; c++) k->b[c] *= stats[out + c];
 }
 
-/* From the sums of u and u (y - mean): the means of u and u yhat; and the sum of g u over what was taken. */
-static void NAME(sum_tangents)(long count, long out, double positions, const REAL *g, const REAL *taken,
-                               const signed char *index, const double *stats, CHANNELS *k) {
+/* From the sums to b = sum g yhat, and to the means of u and u yhat. */
+static void NAME(close_sums)(long out, double positions, const double *stats, CHANNELS *k) {
   for (long c = 0; c < out; c++) {
+    k->b[c] *= stats[out + c];
     k->u_mean[c] /= positions;
     k->u_y[c] *= stats[out + c] / positions;
   }
-  NAME(add_sums)(count, out, g, taken, NULL, index, NULL, k->g_u);
 }
 
 /* dy = gain (g - a / M - yhat b / M) as a mix; a factor of one for what is added to it. */
@@ -51,20 +49,29 @@ static void NAME(first_derivative)(long out, double positions, const double *sta
   }
 }
 
-/* The cotangent of y as a mix of g, y, 1 and u; the constant of the tangent; the cotangent of the scale. */
+/* The tangent of what was taken, gain (u - mean u - yhat mean(u yhat)) + v_scale yhat + v_shift, as a mix of
+   u, y and 1: `gain`, `sparse` and `offset`. */
+static void NAME(tangent_coefficients)(long out, const REAL *scale, const double *stats, const REAL *v_scale,
+                                       const REAL *v_shift, CHANNELS *k) {
+  for (long c = 0; c < out; c++) {
+    const double r = stats[out + c], gain = (double)scale[c] * r;
+    k->sparse[c] = (REAL)(r * ((v_scale ? (double)v_scale[c] : 0) - gain * k->u_y[c]));
+    k->offset[c] = (REAL)((v_shift ? (double)v_shift[c] : 0) - gain * k->u_mean[c]);
+  }
+}
+
+/* The cotangent of y as a mix of g (`sparse`, as above), y, 1 and u, and the cotangent of the scale. */
 static void NAME(second_derivative)(long out, double positions, const REAL *scale, const double *stats,
-                                    const REAL *v_scale, const REAL *v_shift, CHANNELS *k, REAL *d_scale) {
+                                    const REAL *v_scale, CHANNELS *k, REAL *d_scale) {
   for (long c = 0; c < out; c++) {
     const double r = stats[out + c], gain = (double)scale[c] * r, vs = v_scale ? (double)v_scale[c] : 0;
     const double a = k->a[c], b = k->b[c], u = k->u_mean[c], q = k->u_y[c];
     const double along = k->g_u[c] - a * u - b * q;
     const double e_mean = (vs * a - gain * (a * q + b * u)) / positions;
     const double e_y = (vs * b - 2 * gain * q * b) / positions;
-    k->sparse[c] = (REAL)(r * (vs - gain * q));
     k->dense[c] = (REAL)(-r * r * (gain * along / positions + e_y));
     k->constant[c] = (REAL)(-r * e_mean);
     k->other[c] = (REAL)(-gain * r * b / positions);
-    k->offset[c] = (REAL)((v_shift ? (double)v_shift[c] : 0) - gain * u);
     d_scale[c] = (REAL)(r * along);
   }
 }

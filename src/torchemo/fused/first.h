@@ -5,7 +5,8 @@
 
 typedef struct {
   PICTURE p;
-  REAL *row[2], *kernel, *lines, *parts, *coefficient, *sums;
+  REAL *rows, *zeros, *kernel, *lines, *parts, *coefficient, *sums;
+  long apart;   /* from the first expanded line to the second */
   double *wide_parts, *wide_sums, *wide_kernel, *product;
   CHANNELS k;
 } NAME(first);
@@ -15,7 +16,9 @@ static size_t NAME(first_lay_out)(void *work, long height, long width, long in, 
   const size_t real = sizeof(REAL);
   size_t used = 0;
   const PICTURE p = room->p = NAME(picture_of)(height, width, in);
-  for (int i = 0; i < 2; i++) room->row[i] = carve(work, &used, real * (size_t)(p.row + 4 * LANES));
+  room->apart = p.row + 4 * LANES;
+  room->rows = carve(work, &used, real * (size_t)(2 * room->apart));
+  room->zeros = carve(work, &used, real * (size_t)width);
   room->kernel = carve(work, &used, real * (size_t)(p.patch * out));
   room->lines = carve(work, &used, real * (size_t)((2 * width + 6) * out));
   room->parts = carve(work, &used, real * (size_t)NAME(parts_size)(&p));
@@ -36,7 +39,8 @@ EXPORT long NAME(first_room)(const long *shape) {
 
 static void NAME(open_first)(void *work, const long *shape, FIRST *room) {
   NAME(first_lay_out)(work, shape[1], shape[2], shape[3], shape[4], room);
-  for (int i = 0; i < 2; i++) memset(room->row[i], 0, sizeof(REAL) * (size_t)(room->p.row + 4 * LANES));
+  memset(room->rows, 0, sizeof(REAL) * (size_t)(2 * room->apart));
+  memset(room->zeros, 0, sizeof(REAL) * (size_t)shape[2]);
 }
 
 /* wide = K in double precision and product = Gram K. */
@@ -64,7 +68,8 @@ static void NAME(find_levels)(const PICTURE *p, const REAL *x, double *level) {
 /* Expand lines 2 pair and 2 pair + 1; returns how many there are. */
 static int NAME(expand_pair)(const FIRST *room, const REAL *x, const double *level, long pair) {
   const int lines = 2 * pair + 1 < room->p.height ? 2 : 1;
-  for (int s = 0; s < lines; s++) NAME(expand)(&room->p, x, level, 2 * pair + s, room->row[s]);
+  for (int s = 0; s < lines; s++)
+    NAME(expand)(&room->p, x, level, room->zeros, 2 * pair + s, room->rows + s * room->apart);
   return lines;
 }
 
@@ -72,7 +77,8 @@ static int NAME(expand_pair)(const FIRST *room, const REAL *x, const double *lev
 static void NAME(convolve_pair)(const FIRST *room, long co) {
   const PICTURE *p = &room->p;
   for (int s = 0; s < 2; s++)
-    NAME(product)(p->width, p->patch, co, room->row[s], p->column, room->kernel, room->lines + s * p->width * co);
+    NAME(product)(p->width, p->patch, co, room->rows + s * room->apart, p->column, room->kernel,
+                  room->lines + s * p->width * co);
 }
 
 EXPORT void NAME(first_forward)(const long *shape, double eps, const REAL *x, const REAL *weight,
@@ -89,9 +95,10 @@ EXPORT void NAME(first_forward)(const long *shape, double eps, const REAL *x, co
   for (long i = 0; i < n; i++)
     for (long pair = 0; pair < (h + 1) / 2; pair++) {
       const int lines = NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
-      memset(room.parts, 0, sizeof(REAL) * (size_t)size);
-      for (int s = 0; s < lines; s++) NAME(add_line)(p, room.row[s], room.parts);
-      for (long k = 0; k < size; k++) room.wide_parts[k] += (double)room.parts[k];
+      if (pair % 4 == 0) memset(room.parts, 0, sizeof(REAL) * (size_t)size);
+      for (int s = 0; s < lines; s++) NAME(add_line)(p, room.rows + s * room.apart, room.parts);
+      if (pair % 4 == 3 || pair == (h - 1) / 2)
+        for (long k = 0; k < size; k++) room.wide_parts[k] += (double)room.parts[k];
       if (lines == 1) break;
       NAME(convolve_pair)(&room, co);
       const long at = i * quarter + pair * pooled_line;
@@ -131,21 +138,22 @@ EXPORT void NAME(first_backward)(const long *shape, const REAL *x, const REAL *w
   CHANNELS *k = &room.k;
   const long pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line, apart = p->padded + 4 * LANES;
   NAME(open_channels)(co, scale, stats, k);
-  NAME(sum_cotangents)(n * (h / 2) * (w / 2), co, g, pooled, index, stats, k);
-  NAME(first_derivative)(co, (double)(n * h * w), stats, k);
   memset(room.wide_sums, 0, sizeof(double) * (size_t)(p->patch * co));
   for (long i = 0; i < n; i++) {
     memset(room.sums, 0, sizeof(REAL) * (size_t)(co * apart));
     for (long pair = 0; pair < h / 2; pair++) {
       const long at = i * quarter + pair * pooled_line;
       NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
+      NAME(add_cotangents)(w / 2, co, g + at, pooled + at, index + at, k);
       NAME(scale_taken)(w / 2, co, k->gain, g + at, index + at, g_pooled ? g_pooled + at : NULL, room.coefficient);
-      NAME(add_taken)(p, co, (const REAL *const *)room.row, room.coefficient, index + at, room.sums);
+      NAME(add_taken)(p, co, room.rows, room.apart, room.coefficient, index + at, room.sums);
     }
     for (long t = 0; t < p->patch; t++)
       for (long c = 0; c < co; c++) room.wide_sums[t * co + c] += (double)room.sums[c * apart + t];
   }
   const double *sums = picture + p->channels;
+  NAME(close_sums)(co, (double)(n * h * w), stats, k);
+  NAME(first_derivative)(co, (double)(n * h * w), stats, k);
   NAME(reorder_kernel)(p, co, weight, room.kernel);
   NAME(multiply_gram)(&room, co, sums + p->patch);
   for (long t = 0; t < p->patch; t++)
@@ -159,25 +167,14 @@ EXPORT void NAME(first_backward)(const long *shape, const REAL *x, const REAL *w
   }
 }
 
-/* u = conv(x, vw) where pooling took an element, and the sums of u and u (y - mean). */
-static void NAME(first_tangent)(const long *shape, FIRST *room, const REAL *x, const REAL *vw,
-                                const double *picture, const signed char *index, REAL *taken) {
-  const long n = shape[0], h = shape[1], w = shape[2], co = shape[4];
+/* The sums of u = conv(x, vw) and of u (y - mean). Leaves vw's kernel in the room. */
+static void NAME(sum_first_tangent)(FIRST *room, long co, const REAL *vw, const double *sums) {
   const PICTURE *p = &room->p;
-  const long pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line;
-  const double *sums = picture + p->channels;
   NAME(reorder_kernel)(p, co, vw, room->kernel);
   for (long t = 0; t < p->patch; t++)
     for (long c = 0; c < co; c++) {
       room->k.u_mean[c] += (double)room->kernel[t * co + c] * sums[t];
       room->k.u_y[c] += (double)room->kernel[t * co + c] * room->product[t * co + c];
-    }
-  for (long i = 0; i < n; i++)
-    for (long pair = 0; pair < h / 2; pair++) {
-      const long at = i * quarter + pair * pooled_line;
-      NAME(expand_pair)(room, x + i * h * w * p->channels, picture, pair);
-      NAME(convolve_pair)(room, co);
-      NAME(take)(2, w, co, room->lines, index + at, taken + at);
     }
 }
 
@@ -187,29 +184,41 @@ EXPORT void NAME(first_double)(const long *shape, const REAL *x, const REAL *wei
                                const double *picture, const REAL *pooled, const signed char *index,
                                const double *stats, const REAL *g, const REAL *vw, const REAL *v_scale,
                                const REAL *v_shift, REAL *dg, REAL *d_pooled, REAL *dw, REAL *d_scale, void *work) {
-  const long n = shape[0], h = shape[1], w = shape[2], co = shape[4], quarter = (h / 2) * (w / 2);
+  const long n = shape[0], h = shape[1], w = shape[2], co = shape[4];
   FIRST room;
   NAME(open_first)(work, shape, &room);
   const PICTURE *p = &room.p;
   CHANNELS *k = &room.k;
+  const long pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line;
   const double *sums = picture + p->channels, positions = (double)(n * h * w);
   NAME(open_channels)(co, scale, stats, k);
-  NAME(sum_cotangents)(n * quarter, co, g, pooled, index, stats, k);
   NAME(reorder_kernel)(p, co, weight, room.kernel);
   NAME(multiply_gram)(&room, co, sums + p->patch);
-  memset(dg, 0, sizeof(REAL) * (size_t)(n * quarter * co));
-  if (vw) NAME(first_tangent)(shape, &room, x, vw, picture, index, dg);
-  NAME(sum_tangents)(n * quarter, co, positions, g, dg, index, stats, k);
-  NAME(second_derivative)(co, positions, scale, stats, v_scale, v_shift, k, d_scale);
+  if (vw) NAME(sum_first_tangent)(&room, co, vw, sums);
+  NAME(close_sums)(co, positions, stats, k);
+  NAME(tangent_coefficients)(co, scale, stats, v_scale, v_shift, k);
   const MIX tangent = {NULL, k->sparse, k->offset, k->mean, k->gain};
-  NAME(tangent)(n * quarter, co, dg, pooled, index, &tangent, dg);
-  NAME(scale_taken)(n * quarter, co, k->sparse, g, index, NULL, d_pooled);
+  for (long i = 0; i < n; i++)
+    for (long pair = 0; pair < h / 2; pair++) {
+      const long at = i * quarter + pair * pooled_line;
+      if (vw) {
+        NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
+        NAME(convolve_pair)(&room, co);
+        NAME(take)(2, w, co, room.lines, index + at, dg + at);
+        NAME(add_sums)(w / 2, co, g + at, dg + at, NULL, index + at, NULL, k->g_u);
+      } else
+        memset(dg + at, 0, sizeof(REAL) * (size_t)pooled_line);
+      NAME(add_cotangents)(w / 2, co, g + at, pooled + at, index + at, k);
+      NAME(tangent)(w / 2, co, dg + at, pooled + at, index + at, &tangent, dg + at);
+      NAME(scale_taken)(w / 2, co, k->sparse, g + at, index + at, NULL, d_pooled + at);
+    }
+  for (long c = 0; c < co; c++) k->b[c] *= stats[co + c];
+  NAME(second_derivative)(co, positions, scale, stats, v_scale, k, d_scale);
   for (long t = 0; t < p->patch; t++)
     for (long c = 0; c < co; c++)
       room.wide_sums[t * co + c] = (double)k->dense[c] * room.product[t * co + c] -
                                    (double)k->sparse[c] * k->a[c] / positions * sums[t];
   if (vw) {
-    NAME(reorder_kernel)(p, co, vw, room.kernel);
     NAME(multiply_gram)(&room, co, sums + p->patch);
     for (long t = 0; t < p->patch; t++)
       for (long c = 0; c < co; c++) room.wide_sums[t * co + c] += (double)k->other[c] * room.product[t * co + c];

@@ -28,10 +28,14 @@ def call(name: str, shape: ctypes.Array[ctypes.c_long], *arguments: Tensor | flo
         raise RuntimeError(f"the fused convolution block is not available: {status.detail}")
     first = next(a for a in arguments if isinstance(a, Tensor))
     suffix = SUFFIX[first.dtype]
-    room = getattr(library, f"{name.partition('_')[0]}_room_{suffix}")
-    room.restype = ctypes.c_long
-    work = _workspace(room(shape))
-    getattr(library, f"{name}_{suffix}")(shape, *map(_native, arguments), _native(work))
+    kernel = getattr(library, f"{name}_{suffix}")
+    if kernel.argtypes is None:
+        kinds = (ctypes.c_double if isinstance(a, float) else ctypes.c_void_p for a in arguments)
+        kernel.argtypes = [ctypes.c_void_p, *kinds, ctypes.c_void_p]
+        kernel.restype = None
+    work = _workspace(_room(library, f"{name.partition('_')[0]}_room_{suffix}", shape))
+    native = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+    kernel(shape, *native, work.data_ptr())
 
 
 def channels_last(*shape: int, like: Tensor) -> Tensor:
@@ -49,15 +53,15 @@ def dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+def _room(library: ctypes.CDLL, name: str, shape: ctypes.Array[ctypes.c_long]) -> int:
+    room = getattr(library, name)
+    room.restype = ctypes.c_long
+    return int(room(shape))
+
+
 def _workspace(size: int) -> Tensor:
     """Return this thread's scratch memory: fresh pages are dear, and threads must not share one."""
     work: Tensor | None = getattr(_local, "work", None)
     if work is None or work.numel() < size:
         work = _local.work = torch.empty(size, dtype=torch.uint8)
     return work
-
-
-def _native(argument: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_double:
-    if isinstance(argument, float):
-        return ctypes.c_double(argument)
-    return ctypes.c_void_p(None if argument is None else argument.data_ptr())

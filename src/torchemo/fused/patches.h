@@ -22,20 +22,32 @@ INLINE PICTURE NAME(picture_of)(long height, long width, long channels) {
   return (PICTURE){height, width, channels, column, patch, padded, (width + 8) * column + padded};
 }
 
-/* The patches of line i of a picture [channels, height, width]; `row` is zero beyond them. */
-static void NAME(expand)(const PICTURE *p, const REAL *x, const double *level, long i, REAL *row) {
-  for (long ky = 0; ky < 3; ky++)
-    for (long c = 0; c < p->channels; c++) {
-      const long line = i + ky - 1;
-      const REAL *from = x + (c * p->height + line) * p->width;
-      const REAL outside = (REAL)-level[c];
-      REAL *to = row + ky * p->channels + c;
-      to[0] = to[(p->width + 1) * p->column] = outside;
-      if (line < 0 || line >= p->height)
-        for (long j = 0; j < p->width; j++) to[(j + 1) * p->column] = outside;
-      else
-        for (long j = 0; j < p->width; j++) to[(j + 1) * p->column] = from[j] + outside;
+/* Interleave 3 x channels lines, less their levels, into the inside columns of `row`. */
+INLINE void NAME(interleave)(const int channels, long width, const REAL *const *lines, const REAL *level, REAL *row) {
+  for (long j = 0; j < width; j++)
+    for (int s = 0; s < 3 * channels; s++) row[(j + 1) * 3 * channels + s] = lines[s][j] - level[s % channels];
+}
+
+/* The patches of line i of a picture [channels, height, width] of at most four channels. `zeros` is a line of
+   them; `row` is zero beyond the patches. */
+static void NAME(expand)(const PICTURE *p, const REAL *x, const double *levels, const REAL *zeros, long i,
+                         REAL *row) {
+  const REAL *lines[12];
+  REAL level[4];
+  for (long c = 0; c < p->channels; c++) {
+    level[c] = (REAL)levels[c];
+    for (long ky = 0; ky < 3; ky++) {
+      const long line = i + ky - 1, s = ky * p->channels + c;
+      lines[s] = line < 0 || line >= p->height ? zeros : x + (c * p->height + line) * p->width;
+      row[s] = row[(p->width + 1) * p->column + s] = -level[c];
     }
+  }
+  switch (p->channels) {
+    case 1: NAME(interleave)(1, p->width, lines, level, row); break;
+    case 2: NAME(interleave)(2, p->width, lines, level, row); break;
+    case 3: NAME(interleave)(3, p->width, lines, level, row); break;
+    default: NAME(interleave)(4, p->width, lines, level, row);
+  }
 }
 
 /* K[(kx, ky, c), o] from kernels [out, channels, 3, 3]. */
@@ -95,26 +107,26 @@ static void NAME(assemble_gram)(const PICTURE *p, double positions, const double
         }
 }
 
-/* sums[o, patch] += sum over a pair of lines of coefficient[window, o] times the patch that window took. */
-static void NAME(add_taken)(const PICTURE *p, long out, const REAL *const *rows, const REAL *coefficient,
+/* sums[o, patch] += sum over a pair of expanded lines, `apart` elements from each other, of
+   coefficient[window, o] times the patch that window took; coefficients are zero where there is NOBODY. */
+static void NAME(add_taken)(const PICTURE *p, long out, const REAL *rows, long apart, const REAL *coefficient,
                             const signed char *index, REAL *sums) {
+  const long places[NOBODY + 1] = {0, p->column, apart, apart + p->column, 0};
+  const long sums_row = p->padded + 4 * LANES;
   for (long o = 0; o < out; o += 2)
     for (long part = 0; part < p->padded; part += 4 * LANES) {
       VEC left[4], right[4];
-      REAL *to = sums + o * (p->padded + 4 * LANES) + part, *next = to + p->padded + 4 * LANES;
+      REAL *to = sums + o * sums_row + part, *next = to + sums_row;
       for (int v = 0; v < 4; v++) {
         left[v] = NAME(load)(to + v * LANES);
         right[v] = NAME(load)(next + v * LANES);
       }
       for (long j = 0; j < p->width / 2; j++) {
-        const signed char *which = index + j * out + o;
-        const REAL *factor = coefficient + j * out + o;
-        const REAL *one = rows[(which[0] >> 1) & 1] + (2 * j + (which[0] & 1)) * p->column + part;
-        const REAL *two = rows[(which[1] >> 1) & 1] + (2 * j + (which[1] & 1)) * p->column + part;
-        for (int v = 0; v < 4; v++) {
-          left[v] += factor[0] * NAME(load)(one + v * LANES);
-          right[v] += factor[1] * NAME(load)(two + v * LANES);
-        }
+        const REAL *window = rows + 2 * j * p->column + part;
+        const REAL *one = window + places[index[j * out + o]], *two = window + places[index[j * out + o + 1]];
+        const REAL first = coefficient[j * out + o], second = coefficient[j * out + o + 1];
+        for (int v = 0; v < 4; v++) left[v] += first * NAME(load)(one + v * LANES);
+        for (int v = 0; v < 4; v++) right[v] += second * NAME(load)(two + v * LANES);
       }
       for (int v = 0; v < 4; v++) {
         NAME(store)(to + v * LANES, left[v]);

@@ -9,54 +9,83 @@ INLINE void NAME(add_to)(double *sums, VEC part) {
   for (long l = 0; l < LANES; l++) sums[l] += part[l];
 }
 
-/* sum_a += sum of a, sum_ab += sum of a (b - centre), over positions that are on. b, centre, index
-   and sum_a may be NULL: no products, centre 0, everything on, no plain sum. */
-static void NAME(add_sums)(long count, long channels, const REAL *a, const REAL *b, const REAL *centre,
-                           const signed char *index, double *sum_a, double *sum_ab) {
-  for (long c = 0; c < channels; c += LANES) {
-    const VEC middle = centre ? NAME(load)(centre + c) : (VEC){0};
-    for (long begin = 0; begin < count; begin += RUN) {
-      const long end = begin + RUN < count ? begin + RUN : count;
-      VEC one = {0}, two = {0};
-      for (long p = begin; p < end; p++) {
-        VEC value = NAME(load)(a + p * channels + c);
-        if (index) value = NAME(keep)(NAME(load_index)(index + p * channels + c) != NOBODY, value);
-        one += value;
-        if (b) two += value * (NAME(load)(b + p * channels + c) - middle);
+/* sum_a += sum of a, sum_ab += sum of a (b - centre), over positions that are on, for `vecs` vectors of channels.
+   centre, index and sum_a may be NULL: centre 0, everything on, no plain sum. */
+INLINE void NAME(add_some_sums)(const int vecs, long count, long channels, const REAL *a, const REAL *b,
+                                const REAL *centre, const signed char *index, double *sum_a, double *sum_ab) {
+  VEC middle[4];
+  for (int v = 0; v < vecs; v++) middle[v] = centre ? NAME(load)(centre + v * LANES) : (VEC){0};
+  for (long begin = 0; begin < count; begin += RUN) {
+    const long end = begin + RUN < count ? begin + RUN : count;
+    VEC one[4] = {{0}}, two[4] = {{0}};
+    for (long p = begin; p < end; p++)
+      for (int v = 0; v < vecs; v++) {
+        const long at = p * channels + v * LANES;
+        VEC value = NAME(load)(a + at);
+        if (index) value = NAME(keep)(NAME(load_index)(index + at) != NOBODY, value);
+        one[v] += value;
+        two[v] += value * (NAME(load)(b + at) - middle[v]);
       }
-      if (sum_a) NAME(add_to)(sum_a + c, one);
-      if (b) NAME(add_to)(sum_ab + c, two);
+    for (int v = 0; v < vecs; v++) {
+      if (sum_a) NAME(add_to)(sum_a + v * LANES, one[v]);
+      NAME(add_to)(sum_ab + v * LANES, two[v]);
     }
   }
 }
 
-/* Merge the mean and the summed squares about it of one image into those of the `before` images already seen. */
+/* The same for all channels, a cache line or two of them at a time. */
+INLINE void NAME(add_sums)(long count, long channels, const REAL *a, const REAL *b, const REAL *centre,
+                           const signed char *index, double *sum_a, double *sum_ab) {
+  long c = 0;
+  for (; c + 4 * LANES <= channels; c += 4 * LANES)
+    NAME(add_some_sums)(4, count, channels, a + c, b + c, centre ? centre + c : NULL, index ? index + c : NULL,
+                        sum_a ? sum_a + c : NULL, sum_ab + c);
+  for (; c < channels; c += LANES)
+    NAME(add_some_sums)(1, count, channels, a + c, b + c, centre ? centre + c : NULL, index ? index + c : NULL,
+                        sum_a ? sum_a + c : NULL, sum_ab + c);
+}
+
+/* sums += sum of (y - centre) to the given power, one or two. */
+INLINE void NAME(add_powers)(const int vecs, const int power, long count, long channels, const REAL *y,
+                             const REAL *centre, double *sums) {
+  VEC middle[4];
+  for (int v = 0; v < vecs; v++) middle[v] = NAME(load)(centre + v * LANES);
+  for (long begin = 0; begin < count; begin += RUN) {
+    const long end = begin + RUN < count ? begin + RUN : count;
+    VEC part[4] = {{0}};
+    for (long p = begin; p < end; p++)
+      for (int v = 0; v < vecs; v++) {
+        const VEC away = NAME(load)(y + p * channels + v * LANES) - middle[v];
+        part[v] += power == 2 ? away * away : away;
+      }
+    for (int v = 0; v < vecs; v++) NAME(add_to)(sums + v * LANES, part[v]);
+  }
+}
+
+/* Merge the mean and the summed squares about it of one picture into those of the `before` pictures already
+   seen, for `vecs` vectors of channels. The picture's own squares are taken about its own mean. */
+INLINE void NAME(add_some_moments)(const int vecs, long count, long channels, const REAL *y, long before,
+                                   double *mean, double *squares) {
+  REAL middle[4 * 32 / sizeof(REAL)] = {0};
+  double sum[4 * 32 / sizeof(REAL)] = {0}, square[4 * 32 / sizeof(REAL)] = {0};
+  NAME(add_powers)(vecs, 1, count, channels, y, middle, sum);
+  for (long l = 0; l < vecs * LANES; l++) middle[l] = (REAL)(sum[l] / (double)count);
+  NAME(add_powers)(vecs, 2, count, channels, y, middle, square);
+  for (long l = 0; l < vecs * LANES; l++) {
+    const double own = sum[l] / (double)count, off = own - (double)middle[l], gap = own - mean[l];
+    const double share = (double)before / (double)(before + 1);
+    squares[l] += square[l] + (double)count * (gap * gap * share - off * off);
+    mean[l] += gap / (double)(before + 1);
+  }
+}
+
 static void NAME(add_moments)(long count, long channels, const REAL *y, long before, double *mean,
                               double *squares) {
-  for (long c = 0; c < channels; c += LANES) {
-    double sum[32 / sizeof(REAL)] = {0}, square[32 / sizeof(REAL)] = {0};
-    REAL middle[32 / sizeof(REAL)];
-    for (long begin = 0; begin < count; begin += RUN) {
-      VEC part = {0};
-      for (long p = begin; p < count && p < begin + RUN; p++) part += NAME(load)(y + p * channels + c);
-      NAME(add_to)(sum, part);
-    }
-    for (long l = 0; l < LANES; l++) middle[l] = (REAL)(sum[l] / (double)count);
-    for (long begin = 0; begin < count; begin += RUN) {
-      VEC part = {0};
-      for (long p = begin; p < count && p < begin + RUN; p++) {
-        const VEC away = NAME(load)(y + p * channels + c) - NAME(load)(middle);
-        part += away * away;
-      }
-      NAME(add_to)(square, part);
-    }
-    for (long l = 0; l < LANES; l++) {
-      const double own = sum[l] / (double)count, gap = own - mean[c + l], share = (double)before / (double)(before + 1);
-      const double off = own - (double)middle[l];
-      squares[c + l] += square[l] - (double)count * off * off + (double)count * gap * gap * share;
-      mean[c + l] += gap / (double)(before + 1);
-    }
-  }
+  long c = 0;
+  for (; c + 4 * LANES <= channels; c += 4 * LANES)
+    NAME(add_some_moments)(4, count, channels, y + c, before, mean + c, squares + c);
+  for (; c < channels; c += LANES)
+    NAME(add_some_moments)(1, count, channels, y + c, before, mean + c, squares + c);
 }
 
 /* Take from every window the element that will be largest after normalisation: the largest where the scale is

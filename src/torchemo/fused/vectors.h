@@ -19,14 +19,27 @@ INLINE void NAME(store)(REAL *to, VEC value) { memcpy(to, &value, sizeof value);
 
 INLINE VEC NAME(all)(REAL value) { return value - (VEC){0}; }
 
+/* Indices are bytes in memory and words in registers. Compilers unpack and pack them one by one, hence the
+   instructions by name where most of the work is. */
 INLINE MASK NAME(load_index)(const signed char *from) {
+#ifdef __AVX2__
+  if (sizeof(REAL) == 4) return (MASK)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#endif
   BYTES narrow;
   memcpy(&narrow, from, sizeof narrow);
   return __builtin_convertvector(narrow, MASK);
 }
 
 INLINE void NAME(store_index)(signed char *to, MASK value) {
-  BYTES narrow = __builtin_convertvector(value, BYTES);
+#ifdef __AVX2__
+  if (sizeof(REAL) == 4) {
+    const __m256i all = (__m256i)value;
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    _mm_storel_epi64((__m128i *)to, _mm_packs_epi16(half, half));
+    return;
+  }
+#endif
+  const BYTES narrow = __builtin_convertvector(value, BYTES);
   memcpy(to, &narrow, sizeof narrow);
 }
 

@@ -32,30 +32,40 @@ static void NAME(enclose)(const GRID *g, long channels, const REAL *map, REAL *p
            (size_t)(g->width * channels) * sizeof(REAL));
 }
 
-/* U[f, i, o] = (G w[o, i] G^T)[f], or with `transposed` U[f, o, i] of the kernel turned by 180 degrees.
-   Kernels are [out, in, 3, 3]; rows of U are `width` wide and begin at row `first` of `depth`. */
-static void NAME(transform_kernel)(long out, long in, const REAL *w, int transposed, long depth, long first,
-                                   REAL *u) {
-  const long cols = transposed ? in : out;
-  for (long o = 0; o < out; o++)
-    for (long i = 0; i < in; i++) {
-      const REAL *k = w + (o * in + i) * 9;
-      REAL half[4][3];
-      for (int x = 0; x < 3; x++) {
-        const int at = transposed ? 2 - x : x;
-        const REAL top = transposed ? k[6 + at] : k[at], low = transposed ? k[at] : k[6 + at];
-        half[0][x] = top;
-        half[1][x] = (REAL)0.5 * (top + k[3 + at] + low);
-        half[2][x] = (REAL)0.5 * (top - k[3 + at] + low);
-        half[3][x] = low;
-      }
-      REAL *to = u + (transposed ? (first + o) * cols + i : (first + i) * cols + o);
-      for (int y = 0; y < 4; y++) {
-        const REAL *h = half[y];
-        const REAL four[4] = {h[0], (REAL)0.5 * (h[0] + h[1] + h[2]), (REAL)0.5 * (h[0] - h[1] + h[2]), h[2]};
-        for (int x = 0; x < 4; x++) to[(y * 4 + x) * depth * cols] = four[x];
-      }
+/* taps[t, i, o] = w[o, i, t], or with `turned` taps[t, o, i] of the kernel turned by 180 degrees. */
+static void NAME(gather_taps)(long out, long in, const REAL *w, int turned, REAL *taps) {
+  const long size = in * out, outer = turned ? out : in, inner = turned ? in : out;
+  const long outer_step = turned ? 9 * in : 9, inner_step = turned ? 9 : 9 * in;
+  for (long a = 0; a < outer; a++)
+    for (long b = 0; b < inner; b++) {
+      const REAL *kernel = w + a * outer_step + b * inner_step;
+      for (int t = 0; t < 9; t++) taps[t * size + a * inner + b] = kernel[turned ? 8 - t : t];
     }
+}
+
+/* U[f] = (G taps G^T)[f] for `rows` x `cols` kernels; rows of U begin at row `first` of `depth`. */
+static void NAME(transform_kernel)(long rows, long cols, const REAL *taps, long depth, long first, REAL *u) {
+  const long size = rows * cols;
+  const REAL half = (REAL)0.5;
+  for (long at = 0; at < size; at += LANES) {
+    VEC tall[4][3];
+    for (int x = 0; x < 3; x++) {
+      const VEC top = NAME(load)(taps + x * size + at), middle = NAME(load)(taps + (3 + x) * size + at);
+      const VEC low = NAME(load)(taps + (6 + x) * size + at);
+      tall[0][x] = top;
+      tall[1][x] = half * (top + middle + low);
+      tall[2][x] = half * (top - middle + low);
+      tall[3][x] = low;
+    }
+    for (int y = 0; y < 4; y++) {
+      const VEC *t = tall[y];
+      REAL *to = u + (4 * y * depth + first) * cols + at;
+      NAME(store)(to, t[0]);
+      NAME(store)(to + depth * cols, half * (t[0] + t[1] + t[2]));
+      NAME(store)(to + 2 * depth * cols, half * (t[0] - t[1] + t[2]));
+      NAME(store)(to + 3 * depth * cols, t[2]);
+    }
+  }
 }
 
 /* V[f, t, c] = (B^T x B)[f] for `count` tiles from `first` on; rows of V are `depth` wide. */
@@ -164,24 +174,26 @@ static void NAME(correlate)(const GRID *g, long in, long out, const REAL *x, con
   }
 }
 
-/* dw[o, i] = G^T sums[:, i, o] G. */
-static void NAME(kernel_gradient)(long out, long in, const REAL *sums, REAL *dw) {
-  for (long o = 0; o < out; o++)
-    for (long i = 0; i < in; i++) {
-      REAL s[16], half[3][4];
-      for (int f = 0; f < 16; f++) s[f] = sums[(f * in + i) * out + o];
-      for (int x = 0; x < 4; x++) {
-        const REAL even = (REAL)0.5 * (s[4 + x] + s[8 + x]), odd = (REAL)0.5 * (s[4 + x] - s[8 + x]);
-        half[0][x] = s[x] + even;
-        half[1][x] = odd;
-        half[2][x] = even + s[12 + x];
-      }
-      REAL *to = dw + (o * in + i) * 9;
-      for (int y = 0; y < 3; y++) {
-        const REAL even = (REAL)0.5 * (half[y][1] + half[y][2]), odd = (REAL)0.5 * (half[y][1] - half[y][2]);
-        to[3 * y] = half[y][0] + even;
-        to[3 * y + 1] = odd;
-        to[3 * y + 2] = even + half[y][3];
-      }
+/* dw[o, i] = G^T sums[:, i, o] G, by way of taps[t, i, o]. */
+static void NAME(kernel_gradient)(long out, long in, const REAL *sums, REAL *taps, REAL *dw) {
+  const long size = in * out;
+  const REAL half = (REAL)0.5;
+  for (long at = 0; at < size; at += LANES) {
+    VEC tall[3][4];
+    for (int x = 0; x < 4; x++) {
+      const VEC b = NAME(load)(sums + (4 + x) * size + at), c = NAME(load)(sums + (8 + x) * size + at);
+      tall[0][x] = NAME(load)(sums + x * size + at) + half * (b + c);
+      tall[1][x] = half * (b - c);
+      tall[2][x] = half * (b + c) + NAME(load)(sums + (12 + x) * size + at);
     }
+    for (int y = 0; y < 3; y++) {
+      const VEC *t = tall[y];
+      NAME(store)(taps + 3 * y * size + at, t[0] + half * (t[1] + t[2]));
+      NAME(store)(taps + (3 * y + 1) * size + at, half * (t[1] - t[2]));
+      NAME(store)(taps + (3 * y + 2) * size + at, half * (t[1] + t[2]) + t[3]);
+    }
+  }
+  for (long o = 0; o < out; o++)
+    for (long i = 0; i < in; i++)
+      for (int t = 0; t < 9; t++) dw[(o * in + i) * 9 + t] = taps[t * size + i * out + o];
 }

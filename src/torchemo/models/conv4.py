@@ -23,6 +23,7 @@ from torchemo.models.layers import (
     zeros,
 )
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
+from torchemo.tree import task
 from torchemo.types import Params
 
 BLOCKS = 4
@@ -165,7 +166,9 @@ class Conv4:
         tasks, norm = x.shape[0], self.task_norm
         check_params(params, self._body_shapes(), tasks=tasks, what="Conv4")
         if self._fuses(x):
-            return torch.cat([self._fused(params, x, task) for task in range(tasks)])
+            if tasks == 1:
+                return self._fused(params, x)
+            return torch.cat([self._fused(task(params, b), x[b : b + 1]) for b in range(tasks)])
         maps = to_trunk(x)
         for i in range(BLOCKS):
             stride = 1 if self.downsample == "pool" else 2
@@ -209,19 +212,16 @@ class Conv4:
         # Many tasks in one call ask for the batched path, which grouped convolutions serve.
         return self.path == "auto" and self._fusible and x.shape[0] == 1 and fused.usable(x)
 
-    def _fused(self, params: Params, x: Tensor, task: int) -> Tensor:
+    def _fused(self, params: Params, x: Tensor) -> Tensor:
         """Compute the features of one task by the compiled block, ``[1, n, f]``."""
-        maps = x[task]
-        for i in range(BLOCKS):
-            scale = params.get(f"norm{i + 1}.scale")
-            shift = params[f"norm{i + 1}.shift"][task]
+        # Views, where indexing would copy zeros around every gradient on the way back.
+        own, maps = {name: value.squeeze(0) for name, value in params.items()}, x.squeeze(0)
+        for i in range(1, BLOCKS + 1):
+            shift = own[f"norm{i}.shift"]
+            scale = own[f"norm{i}.scale"] if self.affine == "both" else torch.ones_like(shift)
+            kernel, bias = own[f"conv{i}.weight"], own[f"conv{i}.bias"]
             maps = fused.conv_block(
-                maps,
-                params[f"conv{i + 1}.weight"][task],
-                bias=params[f"conv{i + 1}.bias"][task],
-                scale=torch.ones_like(shift) if scale is None else scale[task],
-                shift=shift,
-                eps=self.eps,
+                maps, kernel, bias=bias, scale=scale, shift=shift, eps=self.eps
             )
         return self._flat(maps, 1)
 
