@@ -10,27 +10,33 @@ from torch.autograd import forward_ad
 
 from torchemo.errors import ConfigError
 from torchemo.fused.build import Status as Status
-from torchemo.fused.build import found
+from torchemo.fused.build import libraries
 from torchemo.fused.conv_block import conv_block as conv_block
-from torchemo.fused.kernels import SUFFIX
+from torchemo.fused.kernels import BITS
 from torchemo.fused.memory import keep_memory as keep_memory
 
 __all__ = ["Status", "conv_block", "keep_memory", "require", "status", "usable"]
 
 
-def status() -> Status:
-    """Say whether the kernels are available, compiling them if that has not been tried yet."""
-    return found()[1]
+def status(*, bits: int = 32) -> Status:
+    """Say whether the kernels are available, compiling them if that has not been tried yet.
+
+    Args:
+        bits: Precision, 32 or 64.
+    """
+    return libraries(bits)[1]
 
 
 def usable(x: Tensor) -> bool:
-    """Tell whether the kernels can work on ``x``: CPU, float32 or float64, ordinary reverse-mode autograd."""
-    return _obstacle(x) is None and status().available
+    """Tell whether the kernels can work on ``x``: CPU, float32 or float64, plain reverse-mode autograd."""
+    return _obstacle(x) is None and status(bits=BITS[x.dtype]).available
 
 
 def require(x: Tensor) -> None:
     """Raise `ConfigError` unless the kernels can work on ``x``."""
-    reason = _obstacle(x) or (None if status().available else status().detail)
+    reason = _obstacle(x)
+    if reason is None and not usable(x):
+        reason = status(bits=BITS[x.dtype]).detail
     if reason is not None:
         raise ConfigError(
             f"the fused convolution block cannot be used: {reason}.",
@@ -41,7 +47,7 @@ def require(x: Tensor) -> None:
 def _obstacle(x: Tensor) -> str | None:
     if x.device.type != "cpu":
         return f"pictures are on {x.device.type}, not on the CPU"
-    if x.dtype not in SUFFIX:
+    if x.dtype not in BITS:
         return f"pictures are {x.dtype}, not float32 or float64"
     # Function transforms trace or batch torch operations and cannot look into a compiled kernel.
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():

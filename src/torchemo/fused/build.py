@@ -2,7 +2,8 @@
 
 The library is stored under the user's cache directory in a name made of everything it depends on: the
 sources, the flags, and what the compiler predefines for this processor (its version and instruction
-sets among it). It is published by rename, so processes that compile at once do not meet.
+sets among it). It is published by rename, so processes that compile at once do not meet. Each precision
+is a library of its own, since hardly anyone needs both.
 """
 
 import ctypes
@@ -70,89 +71,103 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "torchemo" / "kernels"
 
 
-def compile_library(compiler: str, cache: Path) -> Path:
+def compile_library(compiler: str, cache: Path, *, bits: int) -> Path:
     """Return the compiled library, from ``cache`` if it has been compiled before.
 
     Args:
         compiler: Path of a C compiler.
         cache: Directory of this user; created if there is none.
+        bits: Precision, 32 or 64.
 
     Raises:
-        BuildError: The compiler fails, or ``cache`` belongs to somebody else.
-        OSError: ``cache`` cannot be written.
+        BuildError: The compiler fails.
+        OSError: ``cache`` cannot be written, or others can write it.
     """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = cache.stat()
     if about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise BuildError(f"{cache} can be written by others")
+        raise PermissionError(f"{cache} can be written by others")
     tuning, described = _tuning(compiler)
-    path = cache / f"{_key(described, tuning)}.so"
+    flags = (*FLAGS, *tuning, f"-DPRECISION={bits}")
+    path = cache / f"{_key(described, flags)}.so"
     if path.exists():
         return path
     handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=cache)
     os.close(handle)
     try:
-        _run([compiler, *FLAGS, *tuning, str(HERE / "conv_block.c"), "-o", temporary, "-lm"])
+        _run([compiler, *flags, str(HERE / "conv_block.c"), "-o", temporary, "-lm"])
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     return path
 
 
-def load_library(compiler: str, cache: Path) -> tuple[ctypes.CDLL, Path]:
+def load_library(compiler: str, cache: Path, *, bits: int) -> tuple[ctypes.CDLL, Path]:
     """Compile if needed and load; a library that does not load is compiled again once."""
-    path = compile_library(compiler, cache)
+    path = compile_library(compiler, cache, bits=bits)
     try:
         return ctypes.CDLL(str(path)), path
     except OSError:
         path.unlink(missing_ok=True)
-    path = compile_library(compiler, cache)
+    path = compile_library(compiler, cache, bits=bits)
     try:
         return ctypes.CDLL(str(path)), path
     except OSError as error:
         raise BuildError(f"the compiled library does not load: {error}") from error
 
 
-def attempt(names: Sequence[str] = COMPILERS, cache: Path | None = None) -> tuple[ctypes.CDLL | None, Status]:
-    """Try to get the library; where the cache cannot be used, compile for this process alone."""
+def attempt(
+    names: Sequence[str] = COMPILERS, cache: Path | None = None, *, bits: int = 32
+) -> tuple[ctypes.CDLL | None, Status]:
+    """Try to get a library; where the cache cannot be used, compile for this process alone."""
     compiler = None
     try:
         compiler = find_compiler(names)
         try:
-            found, path = load_library(compiler, cache or cache_directory())
+            found, path = load_library(compiler, cache or cache_directory(), bits=bits)
             return found, Status(True, str(path), compiler)
         except OSError:
             with tempfile.TemporaryDirectory(prefix="torchemo-") as private:
-                found, _ = load_library(compiler, Path(private))
-            return found, Status(True, "compiled for this process: no writable cache", compiler)
-    except (BuildError, OSError, subprocess.SubprocessError) as error:
+                found, _ = load_library(compiler, Path(private), bits=bits)
+            return found, Status(True, "compiled for this process: no cache directory", compiler)
+    except (BuildError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         return None, Status(False, _one_line(error), compiler)
 
 
 @final
-class _Once:
-    """The library of this process, sought at the first use by any thread."""
+class Libraries:
+    """The libraries of this process, each sought at the first use by any thread.
+
+    The first failure is told in one warning; after it plain torch is used.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: tuple[ctypes.CDLL | None, Status] | None = None
+        self._found: dict[int, tuple[ctypes.CDLL | None, Status]] = {}
 
-    def __call__(self) -> tuple[ctypes.CDLL | None, Status]:
-        with self._lock:
-            if self._found is None:
-                self._found = attempt()
-                if self._found[0] is None:
-                    warnings.warn(
-                        f"the fused convolution block is not available, plain torch is used:"
-                        f" {self._found[1].detail}",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-            return self._found
+    def __call__(self, bits: int) -> tuple[ctypes.CDLL | None, Status]:
+        """Return the library of a precision, or None, and its status."""
+        if bits not in self._found:
+            with self._lock:
+                self._seek(bits)
+        return self._found[bits]
+
+    def _seek(self, bits: int) -> None:
+        if bits in self._found:
+            return
+        quiet = any(library is None for library, _ in self._found.values())
+        library, status = self._found[bits] = attempt(bits=bits)
+        if library is None and not quiet:
+            warnings.warn(
+                "the fused convolution block is not available, plain torch is used:"
+                f" {status.detail}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
-found = _Once()
-"""``(library or None, status)``: the one thing this package keeps for the life of the process."""
+libraries = Libraries()
+"""The one thing this package keeps for the life of the process."""
 
 
 def _tuning(compiler: str) -> tuple[tuple[str, ...], str]:
@@ -165,8 +180,8 @@ def _tuning(compiler: str) -> tuple[tuple[str, ...], str]:
     raise BuildError(f"{compiler} does not work")
 
 
-def _key(described: str, tuning: Sequence[str]) -> str:
-    digest = hashlib.sha256(repr((FLAGS, tuple(tuning), described)).encode())
+def _key(described: str, flags: Sequence[str]) -> str:
+    digest = hashlib.sha256(repr((flags, described)).encode())
     for source in sorted(HERE.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]

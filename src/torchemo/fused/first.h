@@ -9,42 +9,42 @@ typedef struct {
   long apart;   /* from the first expanded line to the second */
   double *wide_parts, *wide_sums, *wide_kernel, *product;
   CHANNELS k;
-} NAME(first);
-#define FIRST NAME(first)
+} FIRST;
 
-static size_t NAME(first_lay_out)(void *work, long height, long width, long in, long out, FIRST *room) {
+static size_t first_lay_out(void *work, const long *shape, FIRST *room) {
+  const long width = shape[2], out = shape[4];
   const size_t real = sizeof(REAL);
   size_t used = 0;
-  const PICTURE p = room->p = NAME(picture_of)(height, width, in);
+  const PICTURE p = room->p = picture_of(shape[1], width, shape[3]);
   room->apart = p.row + 4 * LANES;
   room->rows = carve(work, &used, real * (size_t)(2 * room->apart));
   room->zeros = carve(work, &used, real * (size_t)width);
   room->kernel = carve(work, &used, real * (size_t)(p.patch * out));
   room->lines = carve(work, &used, real * (size_t)((2 * width + 6) * out));
-  room->parts = carve(work, &used, real * (size_t)NAME(parts_size)(&p));
+  room->parts = carve(work, &used, real * (size_t)parts_size(&p));
   room->coefficient = carve(work, &used, real * (size_t)(width / 2 * out));
   room->sums = carve(work, &used, real * (size_t)(out * (p.padded + 4 * LANES)));
-  room->wide_parts = carve(work, &used, sizeof(double) * (size_t)NAME(parts_size)(&p));
+  room->wide_parts = carve(work, &used, sizeof(double) * (size_t)parts_size(&p));
   room->wide_sums = carve(work, &used, sizeof(double) * (size_t)(p.patch * out));
   room->wide_kernel = carve(work, &used, sizeof(double) * (size_t)(p.patch * out));
   room->product = carve(work, &used, sizeof(double) * (size_t)(p.patch * out));
-  NAME(carve_channels)(work, &used, out, &room->k);
+  carve_channels(work, &used, out, &room->k);
   return used;
 }
 
-EXPORT long NAME(first_room)(const long *shape) {
+EXPORT long first_room(const long *shape) {
   FIRST room;
-  return (long)NAME(first_lay_out)(NULL, shape[1], shape[2], shape[3], shape[4], &room);
+  return (long)first_lay_out(NULL, shape, &room);
 }
 
-static void NAME(open_first)(void *work, const long *shape, FIRST *room) {
-  NAME(first_lay_out)(work, shape[1], shape[2], shape[3], shape[4], room);
+static void open_first(void *work, const long *shape, FIRST *room) {
+  first_lay_out(work, shape, room);
   memset(room->rows, 0, sizeof(REAL) * (size_t)(2 * room->apart));
   memset(room->zeros, 0, sizeof(REAL) * (size_t)shape[2]);
 }
 
 /* wide = K in double precision and product = Gram K. */
-static void NAME(multiply_gram)(const FIRST *room, long out, const double *gram) {
+static void multiply_gram(const FIRST *room, long out, const double *gram) {
   const long patch = room->p.patch;
   for (long i = 0; i < patch * out; i++) room->wide_kernel[i] = (double)room->kernel[i];
   for (long i = 0; i < patch; i++) {
@@ -56,7 +56,7 @@ static void NAME(multiply_gram)(const FIRST *room, long out, const double *gram)
 }
 
 /* One constant per channel near the pictures' values: the means of the first picture. */
-static void NAME(find_levels)(const PICTURE *p, const REAL *x, double *level) {
+static void find_levels(const PICTURE *p, const REAL *x, double *level) {
   const long area = p->height * p->width;
   for (long c = 0; c < p->channels; c++) {
     double sum = 0;
@@ -66,47 +66,47 @@ static void NAME(find_levels)(const PICTURE *p, const REAL *x, double *level) {
 }
 
 /* Expand lines 2 pair and 2 pair + 1; returns how many there are. */
-static int NAME(expand_pair)(const FIRST *room, const REAL *x, const double *level, long pair) {
+static int expand_pair(const FIRST *room, const REAL *x, const double *level, long pair) {
   const int lines = 2 * pair + 1 < room->p.height ? 2 : 1;
   for (int s = 0; s < lines; s++)
-    NAME(expand)(&room->p, x, level, room->zeros, 2 * pair + s, room->rows + s * room->apart);
+    expand(&room->p, x, level, room->zeros, 2 * pair + s, room->rows + s * room->apart);
   return lines;
 }
 
 /* y of an expanded pair of lines. The second product overwrites what the first one wrote beyond its line. */
-static void NAME(convolve_pair)(const FIRST *room, long co) {
+static void convolve_pair(const FIRST *room, long co) {
   const PICTURE *p = &room->p;
   for (int s = 0; s < 2; s++)
-    NAME(product)(p->width, p->patch, co, room->rows + s * room->apart, p->column, room->kernel,
-                  room->lines + s * p->width * co);
+    product(p->width, p->patch, co, room->rows + s * room->apart, p->column, room->kernel,
+            room->lines + s * p->width * co);
 }
 
-EXPORT void NAME(first_forward)(const long *shape, double eps, const REAL *x, const REAL *weight,
-                                const REAL *scale, const REAL *shift, double *picture, REAL *pooled,
-                                signed char *index, double *stats, REAL *out, void *work) {
+EXPORT void first_forward(const long *shape, double eps, const REAL *x, const REAL *weight,
+                          const REAL *scale, const REAL *shift, double *picture, REAL *pooled,
+                          signed char *index, double *stats, REAL *out, void *work) {
   const long n = shape[0], h = shape[1], w = shape[2], co = shape[4];
   FIRST room;
-  NAME(open_first)(work, shape, &room);
+  open_first(work, shape, &room);
   const PICTURE *p = &room.p;
-  const long size = NAME(parts_size)(p), pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line;
-  NAME(find_levels)(p, x, picture);
-  NAME(reorder_kernel)(p, co, weight, room.kernel);
+  const long size = parts_size(p), pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line;
+  find_levels(p, x, picture);
+  reorder_kernel(p, co, weight, room.kernel);
   memset(room.wide_parts, 0, sizeof(double) * (size_t)size);
   for (long i = 0; i < n; i++)
     for (long pair = 0; pair < (h + 1) / 2; pair++) {
-      const int lines = NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
+      const int lines = expand_pair(&room, x + i * h * w * p->channels, picture, pair);
       if (pair % 4 == 0) memset(room.parts, 0, sizeof(REAL) * (size_t)size);
-      for (int s = 0; s < lines; s++) NAME(add_line)(p, room.rows + s * room.apart, room.parts);
+      for (int s = 0; s < lines; s++) add_line(p, room.rows + s * room.apart, room.parts);
       if (pair % 4 == 3 || pair == (h - 1) / 2)
         for (long k = 0; k < size; k++) room.wide_parts[k] += (double)room.parts[k];
       if (lines == 1) break;
-      NAME(convolve_pair)(&room, co);
+      convolve_pair(&room, co);
       const long at = i * quarter + pair * pooled_line;
-      NAME(pool)(2, w, co, room.lines, scale, pooled + at, index + at);
+      pool(2, w, co, room.lines, scale, pooled + at, index + at);
     }
   double *sums = picture + p->channels, positions = (double)(n * h * w);
-  NAME(assemble_gram)(p, positions, room.wide_parts, sums, sums + p->patch);
-  NAME(multiply_gram)(&room, co, sums + p->patch);
+  assemble_gram(p, positions, room.wide_parts, sums, sums + p->patch);
+  multiply_gram(&room, co, sums + p->patch);
   memset(stats, 0, sizeof(double) * (size_t)(2 * co));
   for (long i = 0; i < p->patch; i++)
     for (long c = 0; c < co; c++) {
@@ -114,12 +114,12 @@ EXPORT void NAME(first_forward)(const long *shape, double eps, const REAL *x, co
       stats[co + c] += room.wide_kernel[i * co + c] * room.product[i * co + c] / positions;
     }
   for (long c = 0; c < co; c++) stats[co + c] = 1 / sqrt((stats[co + c] < 0 ? 0 : stats[co + c]) + eps);
-  NAME(open_channels)(co, scale, stats, &room.k);
-  NAME(activate)(n * (h / 2) * (w / 2), co, pooled, room.k.gain, room.k.mean, shift, out, index);
+  open_channels(co, scale, stats, &room.k);
+  activate(n * (h / 2) * (w / 2), co, pooled, room.k.gain, room.k.mean, shift, out, index);
 }
 
 /* dw[o, c, ky, kx] from [(kx, ky, c), o]. */
-static void NAME(restore_kernel)(const PICTURE *p, long co, const double *k, REAL *w) {
+static void restore_kernel(const PICTURE *p, long co, const double *k, REAL *w) {
   for (long o = 0; o < co; o++)
     for (long c = 0; c < p->channels; c++)
       for (long t = 0; t < 9; t++)
@@ -127,40 +127,40 @@ static void NAME(restore_kernel)(const PICTURE *p, long co, const double *k, REA
 }
 
 /* Cotangents of weight, scale and shift from those of the output, g, and of what was taken, g_pooled (or NULL). */
-EXPORT void NAME(first_backward)(const long *shape, const REAL *x, const REAL *weight, const REAL *scale,
-                                 const double *picture, const REAL *pooled, const signed char *index,
-                                 const double *stats, const REAL *g, const REAL *g_pooled, REAL *dw,
-                                 REAL *d_scale, REAL *d_shift, void *work) {
+EXPORT void first_backward(const long *shape, const REAL *x, const REAL *weight, const REAL *scale,
+                           const double *picture, const REAL *pooled, const signed char *index,
+                           const double *stats, const REAL *g, const REAL *g_pooled, REAL *dw,
+                           REAL *d_scale, REAL *d_shift, void *work) {
   const long n = shape[0], h = shape[1], w = shape[2], co = shape[4];
   FIRST room;
-  NAME(open_first)(work, shape, &room);
+  open_first(work, shape, &room);
   const PICTURE *p = &room.p;
   CHANNELS *k = &room.k;
   const long pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line, apart = p->padded + 4 * LANES;
-  NAME(open_channels)(co, scale, stats, k);
+  open_channels(co, scale, stats, k);
   memset(room.wide_sums, 0, sizeof(double) * (size_t)(p->patch * co));
   for (long i = 0; i < n; i++) {
     memset(room.sums, 0, sizeof(REAL) * (size_t)(co * apart));
     for (long pair = 0; pair < h / 2; pair++) {
       const long at = i * quarter + pair * pooled_line;
-      NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
-      NAME(add_cotangents)(w / 2, co, g + at, pooled + at, index + at, k);
-      NAME(scale_taken)(w / 2, co, k->gain, g + at, index + at, g_pooled ? g_pooled + at : NULL, room.coefficient);
-      NAME(add_taken)(p, co, room.rows, room.apart, room.coefficient, index + at, room.sums);
+      expand_pair(&room, x + i * h * w * p->channels, picture, pair);
+      add_cotangents(w / 2, co, g + at, pooled + at, index + at, k);
+      scale_taken(w / 2, co, k->gain, g + at, index + at, g_pooled ? g_pooled + at : NULL, room.coefficient);
+      add_taken(p, co, room.rows, room.apart, room.coefficient, index + at, room.sums);
     }
     for (long t = 0; t < p->patch; t++)
       for (long c = 0; c < co; c++) room.wide_sums[t * co + c] += (double)room.sums[c * apart + t];
   }
   const double *sums = picture + p->channels;
-  NAME(close_sums)(co, (double)(n * h * w), stats, k);
-  NAME(first_derivative)(co, (double)(n * h * w), stats, k);
-  NAME(reorder_kernel)(p, co, weight, room.kernel);
-  NAME(multiply_gram)(&room, co, sums + p->patch);
+  close_sums(co, (double)(n * h * w), stats, k);
+  first_derivative(co, (double)(n * h * w), stats, k);
+  reorder_kernel(p, co, weight, room.kernel);
+  multiply_gram(&room, co, sums + p->patch);
   for (long t = 0; t < p->patch; t++)
     for (long c = 0; c < co; c++)
       room.wide_sums[t * co + c] +=
           (double)k->dense[c] * room.product[t * co + c] + (double)k->constant[c] * sums[t];
-  NAME(restore_kernel)(p, co, room.wide_sums, dw);
+  restore_kernel(p, co, room.wide_sums, dw);
   for (long c = 0; c < co; c++) {
     d_shift[c] = (REAL)k->a[c];
     d_scale[c] = (REAL)k->b[c];
@@ -168,9 +168,9 @@ EXPORT void NAME(first_backward)(const long *shape, const REAL *x, const REAL *w
 }
 
 /* The sums of u = conv(x, vw) and of u (y - mean). Leaves vw's kernel in the room. */
-static void NAME(sum_first_tangent)(FIRST *room, long co, const REAL *vw, const double *sums) {
+static void sum_first_tangent(FIRST *room, long co, const REAL *vw, const double *sums) {
   const PICTURE *p = &room->p;
-  NAME(reorder_kernel)(p, co, vw, room->kernel);
+  reorder_kernel(p, co, vw, room->kernel);
   for (long t = 0; t < p->patch; t++)
     for (long c = 0; c < co; c++) {
       room->k.u_mean[c] += (double)room->kernel[t * co + c] * sums[t];
@@ -180,48 +180,48 @@ static void NAME(sum_first_tangent)(FIRST *room, long co, const REAL *vw, const 
 
 /* Cotangents of g, of what was taken, of weight and scale from those of first_backward's results, which may be
    NULL. What of the second derivative is dense in y is linear in the kernels and goes into dw at once. */
-EXPORT void NAME(first_double)(const long *shape, const REAL *x, const REAL *weight, const REAL *scale,
-                               const double *picture, const REAL *pooled, const signed char *index,
-                               const double *stats, const REAL *g, const REAL *vw, const REAL *v_scale,
-                               const REAL *v_shift, REAL *dg, REAL *d_pooled, REAL *dw, REAL *d_scale, void *work) {
+EXPORT void first_double(const long *shape, const REAL *x, const REAL *weight, const REAL *scale,
+                         const double *picture, const REAL *pooled, const signed char *index,
+                         const double *stats, const REAL *g, const REAL *vw, const REAL *v_scale,
+                         const REAL *v_shift, REAL *dg, REAL *d_pooled, REAL *dw, REAL *d_scale, void *work) {
   const long n = shape[0], h = shape[1], w = shape[2], co = shape[4];
   FIRST room;
-  NAME(open_first)(work, shape, &room);
+  open_first(work, shape, &room);
   const PICTURE *p = &room.p;
   CHANNELS *k = &room.k;
   const long pooled_line = (w / 2) * co, quarter = (h / 2) * pooled_line;
   const double *sums = picture + p->channels, positions = (double)(n * h * w);
-  NAME(open_channels)(co, scale, stats, k);
-  NAME(reorder_kernel)(p, co, weight, room.kernel);
-  NAME(multiply_gram)(&room, co, sums + p->patch);
-  if (vw) NAME(sum_first_tangent)(&room, co, vw, sums);
-  NAME(close_sums)(co, positions, stats, k);
-  NAME(tangent_coefficients)(co, scale, stats, v_scale, v_shift, k);
+  open_channels(co, scale, stats, k);
+  reorder_kernel(p, co, weight, room.kernel);
+  multiply_gram(&room, co, sums + p->patch);
+  if (vw) sum_first_tangent(&room, co, vw, sums);
+  close_sums(co, positions, stats, k);
+  tangent_coefficients(co, scale, stats, v_scale, v_shift, k);
   const MIX tangent = {NULL, k->sparse, k->offset, k->mean, k->gain};
   for (long i = 0; i < n; i++)
     for (long pair = 0; pair < h / 2; pair++) {
       const long at = i * quarter + pair * pooled_line;
       if (vw) {
-        NAME(expand_pair)(&room, x + i * h * w * p->channels, picture, pair);
-        NAME(convolve_pair)(&room, co);
-        NAME(take)(2, w, co, room.lines, index + at, dg + at);
-        NAME(add_sums)(w / 2, co, g + at, dg + at, NULL, index + at, NULL, k->g_u);
+        expand_pair(&room, x + i * h * w * p->channels, picture, pair);
+        convolve_pair(&room, co);
+        take(2, w, co, room.lines, index + at, dg + at);
+        add_sums(w / 2, co, g + at, dg + at, NULL, index + at, NULL, k->g_u);
       } else
         memset(dg + at, 0, sizeof(REAL) * (size_t)pooled_line);
-      NAME(add_cotangents)(w / 2, co, g + at, pooled + at, index + at, k);
-      NAME(tangent)(w / 2, co, dg + at, pooled + at, index + at, &tangent, dg + at);
-      NAME(scale_taken)(w / 2, co, k->sparse, g + at, index + at, NULL, d_pooled + at);
+      add_cotangents(w / 2, co, g + at, pooled + at, index + at, k);
+      carry_tangent(w / 2, co, dg + at, pooled + at, index + at, &tangent, dg + at);
+      scale_taken(w / 2, co, k->sparse, g + at, index + at, NULL, d_pooled + at);
     }
   for (long c = 0; c < co; c++) k->b[c] *= stats[co + c];
-  NAME(second_derivative)(co, positions, scale, stats, v_scale, k, d_scale);
+  second_derivative(co, positions, scale, stats, v_scale, k, d_scale);
   for (long t = 0; t < p->patch; t++)
     for (long c = 0; c < co; c++)
       room.wide_sums[t * co + c] = (double)k->dense[c] * room.product[t * co + c] -
                                    (double)k->sparse[c] * k->a[c] / positions * sums[t];
   if (vw) {
-    NAME(multiply_gram)(&room, co, sums + p->patch);
+    multiply_gram(&room, co, sums + p->patch);
     for (long t = 0; t < p->patch; t++)
       for (long c = 0; c < co; c++) room.wide_sums[t * co + c] += (double)k->other[c] * room.product[t * co + c];
   }
-  NAME(restore_kernel)(p, co, room.wide_sums, dw);
+  restore_kernel(p, co, room.wide_sums, dw);
 }

@@ -6,9 +6,11 @@ import threading
 import torch
 from torch import Tensor
 
-from torchemo.fused import build
+from torchemo.fused.build import libraries
 
-SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+BITS = {torch.float32: 32, torch.float64: 64}
+"""The precisions there are kernels for."""
+
 _local = threading.local()
 
 
@@ -19,21 +21,20 @@ def shape_of(x: Tensor, weight: Tensor) -> ctypes.Array[ctypes.c_long]:
 
 
 def call(name: str, shape: ctypes.Array[ctypes.c_long], *arguments: Tensor | float | None) -> None:
-    """Run ``<name>_<precision>(shape, *arguments, workspace)``; None is a null pointer.
+    """Run ``name(shape, *arguments, workspace)``; None is a null pointer.
 
     The precision is that of the first tensor. Tensors must be dense in the layout the kernel expects.
     """
-    library, status = build.found()
+    first = next(a for a in arguments if isinstance(a, Tensor))
+    library, status = libraries(BITS[first.dtype])
     if library is None:
         raise RuntimeError(f"the fused convolution block is not available: {status.detail}")
-    first = next(a for a in arguments if isinstance(a, Tensor))
-    suffix = SUFFIX[first.dtype]
-    kernel = getattr(library, f"{name}_{suffix}")
+    kernel = getattr(library, name)
     if kernel.argtypes is None:
         kinds = (ctypes.c_double if isinstance(a, float) else ctypes.c_void_p for a in arguments)
         kernel.argtypes = [ctypes.c_void_p, *kinds, ctypes.c_void_p]
         kernel.restype = None
-    work = _workspace(_room(library, f"{name.partition('_')[0]}_room_{suffix}", shape))
+    work = _workspace(_room(library, f"{name.partition('_')[0]}_room", shape))
     native = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
     kernel(shape, *native, work.data_ptr())
 

@@ -1,12 +1,14 @@
 """The block on pictures that need no gradient: the first layer, which never stores its maps."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchemo.fused.kernels import call, channels_last, dense, dense_maps, shape_of
 from torchemo.fused.third import refuse, twice_only
+
+Maybe: TypeAlias = Tensor | None
 
 CHANNELS = 4
 """Pictures with more channels have a Gram matrix that costs more than it saves."""
@@ -24,69 +26,65 @@ class Pictures(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Convolve, pool, normalise what was taken, and apply ReLU."""
-        n, inside, height, width = x.shape
-        channels, patch = weight.shape[0], 9 * inside
-        pooled = channels_last(n, channels, height // 2, width // 2, like=x)
+        n, channels, height, width = x.shape
+        filters, patch = weight.shape[0], 9 * channels
+        pooled = channels_last(n, filters, height // 2, width // 2, like=x)
         out, index = torch.empty_like(pooled), torch.empty_like(pooled, dtype=torch.int8)
-        stats = torch.empty(2, channels, dtype=torch.float64)
-        picture = torch.empty(inside + patch + patch * patch, dtype=torch.float64)
-        call("first_forward", shape_of(x, weight), eps, x, weight, scale, shift, picture, pooled, index, stats, out)
-        ctx.save_for_backward(x, weight, bias, scale, picture, pooled, index, stats)
+        stats = torch.empty(2, filters, dtype=torch.float64)
+        picture = torch.empty(channels + patch + patch * patch, dtype=torch.float64)
+        results = (picture, pooled, index, stats, out)
+        call("first_forward", shape_of(x, weight), eps, x, weight, scale, shift, *results)
+        ctx.save_for_backward(x, weight, scale, picture, pooled, index, stats)
         ctx.set_materialize_grads(False)
         return out, pooled
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, g_pooled: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Maybe, g_pooled: Maybe) -> tuple[Maybe, ...]:
         """Differentiate once, on the graph if there is to be a second derivative."""
-        x, weight, bias, scale, picture, pooled, index, stats = ctx.saved_tensors
-        g = torch.zeros_like(pooled) if g is None else dense_maps(g)
-        dw, d_scale, d_shift = PicturesBackward.apply(
-            g, dense_maps(g_pooled), x, weight, scale, picture, pooled, index, stats
-        )
-        # Normalisation takes away whatever the bias adds: its gradient is exactly zero.
-        return None, dw, torch.zeros_like(bias), d_scale, d_shift, None
+        kept = ctx.saved_tensors
+        g = torch.zeros_like(kept[4]) if g is None else dense_maps(g)
+        return (None, *PicturesBackward.apply(g, dense_maps(g_pooled), *kept), None)  # type: ignore[no-untyped-call]
 
 
 class PicturesBackward(torch.autograd.Function):
-    """``(g, g_pooled, x, weight, scale, ..., pooled, ...) -> (dweight, dscale, dshift)``."""
+    """The derivative as an operation: ``(g, g_pooled, *kept) -> (dweight, dbias, dscale, dshift)``.
+
+    ``g`` and ``g_pooled`` are the cotangents of the output and of what pooling took; ``kept`` are x, weight,
+    scale, the pictures' levels and Gram matrix, what pooling took, where, and the statistics. Normalisation
+    takes away whatever the bias adds, so dbias is exactly zero.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        g: Tensor,
-        g_pooled: Tensor | None,
-        x: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        picture: Tensor,
-        pooled: Tensor,
-        index: Tensor,
-        stats: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Carry cotangents of the output and of what was taken back to the parameters."""
-        dw, d_scale, d_shift = torch.empty_like(weight), torch.empty_like(scale), torch.empty_like(scale)
-        call("first_backward", shape_of(x, weight), x, weight, scale, picture, pooled, index, stats, g, g_pooled, dw, d_scale, d_shift)
-        ctx.save_for_backward(g, x, weight, scale, picture, pooled, index, stats)
+        ctx: Any, g: Tensor, g_pooled: Maybe, *kept: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Carry the cotangents back to the parameters."""
+        x, weight, scale = kept[:3]
+        dw, d_scale, d_shift = (torch.empty_like(t) for t in (weight, scale, scale))
+        call("first_backward", shape_of(x, weight), *kept, g, g_pooled, dw, d_scale, d_shift)
+        ctx.save_for_backward(g, *kept)
         ctx.third = g_pooled is not None
         ctx.set_materialize_grads(False)
-        return dw, d_scale, d_shift
+        return dw, torch.zeros_like(scale), d_scale, d_shift
 
     @staticmethod
-    def backward(
-        ctx: Any, vw: Tensor | None, v_scale: Tensor | None, v_shift: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Differentiate the derivative in everything it was computed from."""
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple[Maybe, ...]:
+        """Differentiate the derivative in g, weight, scale and what pooling took."""
         if ctx.third:
             refuse()
-        g, x, weight, scale, picture, pooled, index, stats = ctx.saved_tensors
-        if vw is None and v_scale is None and v_shift is None:
-            return (None,) * 9
-        with torch.no_grad():
-            dg, d_pooled = torch.empty_like(g), torch.empty_like(pooled)
-            dw, d_scale = torch.empty_like(weight), torch.empty_like(scale)
-            call(
-                "first_double", shape_of(x, weight), x, weight, scale, picture, pooled, index, stats, g,
-                dense(vw), dense(v_scale), dense(v_shift), dg, d_pooled, dw, d_scale,
-            )
-        dg, d_pooled, dw, d_scale = twice_only((vw, v_scale, v_shift, g), (dg, d_pooled, dw, d_scale))
+        g, *kept = ctx.saved_tensors
+        if all(v is None for v in cotangents):
+            return (None,) * (2 + len(kept))
+        found = twice_only((g, *cotangents), _second(g, kept, cotangents))
+        dg, dw, d_scale, d_pooled = found
         return dg, None, None, dw, d_scale, None, d_pooled, None, None
+
+
+@torch.no_grad()
+def _second(g: Tensor, kept: list[Tensor], cotangents: tuple[Maybe, ...]) -> tuple[Maybe, ...]:
+    x, weight, scale = kept[:3]
+    vw, _, v_scale, v_shift = (dense(v) for v in cotangents)
+    dg, dw, d_scale, d_pooled = (torch.empty_like(t) for t in (g, weight, scale, kept[4]))
+    given = (vw, v_scale, v_shift)
+    call("first_double", shape_of(x, weight), *kept, g, *given, dg, d_pooled, dw, d_scale)
+    return dg, dw, d_scale, d_pooled

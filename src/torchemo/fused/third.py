@@ -26,9 +26,11 @@ class _Refuse(torch.autograd.Function):
         refuse()
 
 
-def twice_only(anchors: tuple[Tensor | None, ...], results: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def twice_only(
+    anchors: tuple[Tensor | None, ...], results: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
     """Return ``results`` such that differentiating them raises, if they depend on anything at all."""
     anchor = next((a for a in anchors if a is not None and a.requires_grad), None)
     if anchor is None or not torch.is_grad_enabled():
         return results
-    return tuple(_Refuse.apply(anchor, *results))
+    return tuple(_Refuse.apply(anchor, *results))  # type: ignore[no-untyped-call]

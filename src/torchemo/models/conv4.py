@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo import fused
 from torchemo.errors import ConfigError
+from torchemo.fused import conv_block, require, usable
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -207,10 +207,10 @@ class Conv4:
 
     def _fuses(self, x: Tensor) -> bool:
         if self.path == "fused":
-            fused.require(x)
+            require(x)
             return True
         # Many tasks in one call ask for the batched path, which grouped convolutions serve.
-        return self.path == "auto" and self._fusible and x.shape[0] == 1 and fused.usable(x)
+        return self.path == "auto" and self._fusible and x.shape[0] == 1 and usable(x)
 
     def _fused(self, params: Params, x: Tensor) -> Tensor:
         """Compute the features of one task by the compiled block, ``[1, n, f]``."""
@@ -220,9 +220,7 @@ class Conv4:
             shift = own[f"norm{i}.shift"]
             scale = own[f"norm{i}.scale"] if self.affine == "both" else torch.ones_like(shift)
             kernel, bias = own[f"conv{i}.weight"], own[f"conv{i}.bias"]
-            maps = fused.conv_block(
-                maps, kernel, bias=bias, scale=scale, shift=shift, eps=self.eps
-            )
+            maps = conv_block(maps, kernel, bias=bias, scale=scale, shift=shift, eps=self.eps)
         return self._flat(maps, 1)
 
     def _flat(self, maps: Tensor, tasks: int) -> Tensor:
