@@ -136,15 +136,18 @@ def test_layout_of_the_inputs_does_not_matter(channels, picture):
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
-@pytest.mark.parametrize(("channels", "picture"), [(8, False), (3, True)])
-def test_a_third_derivative_is_refused_in_words(channels, picture):
+@pytest.mark.parametrize(("channels", "picture"), [(8, False), (3, True), (8, True)])
+@pytest.mark.parametrize("through", ["weight", "cotangent"])
+def test_a_third_derivative_is_refused_in_words(channels, picture, through):
     tensors = inputs(2, channels, 8, 4, 4, picture=picture)
     out = conv_block(**tensors, eps=1e-3)
-    wanted = [tensors["weight"], tensors["scale"]]
-    first = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
-    second = torch.autograd.grad(first[0].square().sum(), wanted, create_graph=True)
+    weight = tensors["weight"]
+    cotangent = out.detach().cos().requires_grad_()
+    (first,) = torch.autograd.grad(out, weight, cotangent, create_graph=True)
+    inside = weight if through == "weight" else cotangent
+    (second,) = torch.autograd.grad(first.square().sum(), inside, create_graph=True)
     with pytest.raises(ConfigError, match="third derivative"):
-        torch.autograd.grad(second[0].sum(), wanted)
+        torch.autograd.grad(second.sum(), weight)
 
 
 def test_single_precision_is_no_less_precise_than_plain_torch():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchemo.fused.kernels import call, channels_last, dense, dense_maps, shape_of
-from torchemo.fused.third import refuse, twice_only
+from torchemo.fused.third import twice_only
 
 Maybe: TypeAlias = Tensor | None
 
@@ -62,19 +62,16 @@ class MapsBackward(torch.autograd.Function):
         dw, d_scale, d_shift = (torch.empty_like(t) for t in (weight, scale, scale))
         call("block_backward", shape_of(x, weight), *kept, g, gy, dx, dw, d_scale, d_shift)
         ctx.save_for_backward(g, *kept)
-        ctx.third = gy is not None
         ctx.set_materialize_grads(False)
         return dx, dw, torch.zeros_like(scale), d_scale, d_shift
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Maybe) -> tuple[Maybe, ...]:
         """Differentiate the derivative in g, x, weight, scale and y."""
-        if ctx.third:
-            refuse()
         g, *kept = ctx.saved_tensors
         if all(v is None for v in cotangents):
             return (None,) * (3 + len(kept))
-        found = twice_only((g, *cotangents), _second(ctx, g, kept, cotangents))
+        found = twice_only((g, *kept, *cotangents), _second(ctx, g, kept, cotangents))
         dg, dx, dw, d_scale, dy = found
         return None, dg, None, dx, dw, d_scale, dy, None, None, None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchemo.fused.kernels import call, channels_last, dense, dense_maps, shape_of
-from torchemo.fused.third import refuse, twice_only
+from torchemo.fused.third import twice_only
 
 Maybe: TypeAlias = Tensor | None
 
@@ -63,19 +63,16 @@ class PicturesBackward(torch.autograd.Function):
         dw, d_scale, d_shift = (torch.empty_like(t) for t in (weight, scale, scale))
         call("first_backward", shape_of(x, weight), *kept, g, g_pooled, dw, d_scale, d_shift)
         ctx.save_for_backward(g, *kept)
-        ctx.third = g_pooled is not None
         ctx.set_materialize_grads(False)
         return dw, torch.zeros_like(scale), d_scale, d_shift
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Maybe) -> tuple[Maybe, ...]:
         """Differentiate the derivative in g, weight, scale and what pooling took."""
-        if ctx.third:
-            refuse()
         g, *kept = ctx.saved_tensors
         if all(v is None for v in cotangents):
             return (None,) * (2 + len(kept))
-        found = twice_only((g, *cotangents), _second(g, kept, cotangents))
+        found = twice_only((g, *kept, *cotangents), _second(g, kept, cotangents))
         dg, dw, d_scale, d_pooled = found
         return dg, None, None, dw, d_scale, None, d_pooled, None, None
 

@@ -1,5 +1,6 @@
 """A clear refusal where a third derivative is asked for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,29 +9,25 @@ from torch import Tensor
 from torchemo.errors import ConfigError
 
 
-def refuse() -> None:
-    """Raise what a third derivative raises."""
-    raise ConfigError(
-        "the fused convolution block has no third derivative.",
-        hint="Build the network with path = 'reference'.",
-    )
-
-
 class _Refuse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, *results: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple(None if r is None else r.detach() for r in results)
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return all but the first ``count`` tensors, as if computed from these."""
+        return tuple(None if t is None else t.detach() for t in tensors[count:])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse()
+        """Raise."""
+        raise ConfigError(
+            "the fused convolution block has no third derivative.",
+            hint="Build the network with path = 'reference'.",
+        )
 
 
 def twice_only(
-    anchors: tuple[Tensor | None, ...], results: tuple[Tensor | None, ...]
+    sources: Sequence[Tensor | None], results: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return ``results`` such that differentiating them raises, if they depend on anything at all."""
-    anchor = next((a for a in anchors if a is not None and a.requires_grad), None)
-    if anchor is None or not torch.is_grad_enabled():
-        return results
-    return tuple(_Refuse.apply(anchor, *results))  # type: ignore[no-untyped-call]
+    """Return ``results`` such that differentiating them in any of ``sources`` raises."""
+    if not torch.is_grad_enabled():
+        return tuple(results)
+    return tuple(_Refuse.apply(len(sources), *sources, *results))  # type: ignore[no-untyped-call]
