@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.errors import ConfigError
+from torchemo.fused import conv_block, require, usable
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -22,6 +23,7 @@ from torchemo.models.layers import (
     zeros,
 )
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
+from torchemo.tree import task
 from torchemo.types import Params
 
 BLOCKS = 4
@@ -57,6 +59,9 @@ class Conv4:
         bn_steps: Stored inner steps of ``bn = "per_step_running"``.
         activation: ``relu``; smooth ones are for finite-difference checks.
         initializer: ``glorot`` (uniform) or ``kaiming`` (normal, fan in); biases start at 0.
+        path: How the blocks are computed: ``fused`` compiled kernels, the ``reference`` of torch
+            operations, or ``auto``: fused where `torchemo.fused` can (one task at a time on a CPU, pooling,
+            ReLU, transductive normalisation), else the reference. The results agree up to rounding.
         usage: Set by `at`.
 
     Example:
@@ -82,6 +87,7 @@ class Conv4:
     bn_steps: int = 5
     activation: Literal["relu", "softplus", "tanh"] = "relu"
     initializer: Literal["glorot", "kaiming"] = "glorot"
+    path: Literal["auto", "fused", "reference"] = "auto"
     usage: Usage = field(default=Usage(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +98,7 @@ class Conv4:
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("initializer", self.initializer, tuple(INITIALIZERS))
         self.task_norm.check_channels(self.filters)
+        self._check_path()
         if self.maps[-1] == 0:
             raise ConfigError(
                 f"option 'image_size' should be at least 16 for four poolings, got {self.image_size}.",
@@ -158,6 +165,10 @@ class Conv4:
         check_examples(x, (self.in_channels, self.image_size, self.image_size), what="Conv4")
         tasks, norm = x.shape[0], self.task_norm
         check_params(params, self._body_shapes(), tasks=tasks, what="Conv4")
+        if self._fuses(x):
+            if tasks == 1:
+                return self._fused(params, x)
+            return torch.cat([self._fused(task(params, b), x[b : b + 1]) for b in range(tasks)])
         maps = to_trunk(x)
         for i in range(BLOCKS):
             stride = 1 if self.downsample == "pool" else 2
@@ -166,7 +177,7 @@ class Conv4:
             # Activations are monotone, so pooling first gives the same maps with a quarter of the work.
             maps = F.max_pool2d(maps, 2) if self.downsample == "pool" else maps
             maps = ACTIVATIONS[self.activation](maps)
-        return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
+        return self._flat(maps, tasks)
 
     def classify(self, params: Params, features: Tensor) -> Float[Tensor, "task n out"]:
         """Apply the head to ``features [B, n, f]``."""
@@ -178,6 +189,42 @@ class Conv4:
     def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "Conv4":
         """Return this network as used at inner step ``step``; see `Usage`."""
         return replace(self, usage=Usage(step=step, stored=stored, sink=sink))
+
+    @property
+    def _fusible(self) -> bool:
+        """Whether the compiled block is this network's block."""
+        block = (self.downsample, self.bn, self.activation)
+        return block == ("pool", "transductive", "relu")
+
+    def _check_path(self) -> None:
+        check_choice("path", self.path, ("auto", "fused", "reference"))
+        if self.path == "fused" and not self._fusible:
+            raise ConfigError(
+                "path = 'fused' needs downsample = 'pool', bn = 'transductive' and activation = 'relu',"
+                f" got '{self.downsample}', '{self.bn}' and '{self.activation}'.",
+                hint="Use path = 'auto', or one of these options.",
+            )
+
+    def _fuses(self, x: Tensor) -> bool:
+        if self.path == "fused":
+            require(x)
+            return True
+        # Many tasks in one call ask for the batched path, which grouped convolutions serve.
+        return self.path == "auto" and self._fusible and x.shape[0] == 1 and usable(x)
+
+    def _fused(self, params: Params, x: Tensor) -> Tensor:
+        """Compute the features of one task by the compiled block, ``[1, n, f]``."""
+        # Views, where indexing would copy zeros around every gradient on the way back.
+        own, maps = {name: value.squeeze(0) for name, value in params.items()}, x.squeeze(0)
+        for i in range(1, BLOCKS + 1):
+            shift = own[f"norm{i}.shift"]
+            scale = own[f"norm{i}.scale"] if self.affine == "both" else torch.ones_like(shift)
+            kernel, bias = own[f"conv{i}.weight"], own[f"conv{i}.bias"]
+            maps = conv_block(maps, kernel, bias=bias, scale=scale, shift=shift, eps=self.eps)
+        return self._flat(maps, 1)
+
+    def _flat(self, maps: Tensor, tasks: int) -> Tensor:
+        return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
 
     def _conv_shapes(self, block: int) -> dict[str, tuple[int, ...]]:
         inside = self.in_channels if block == 0 else self.filters

@@ -1,0 +1,57 @@
+"""A compiled Conv-4 block: one operation, exactly differentiable twice, for one task on a CPU.
+
+`Conv4` uses it by itself where it can. The kernels are compiled at first use; without a C compiler there is
+one warning and plain torch does the work. The maths is in ``docs/speed-notes.md``.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchemo.errors import ConfigError
+from torchemo.fused.build import Status as Status
+from torchemo.fused.build import libraries
+from torchemo.fused.conv_block import conv_block as conv_block
+from torchemo.fused.kernels import BITS
+from torchemo.fused.memory import keep_memory as keep_memory
+
+__all__ = ["Status", "conv_block", "keep_memory", "require", "status", "usable"]
+
+
+def status(*, bits: int = 32) -> Status:
+    """Say whether the kernels are available, compiling them if that has not been tried yet.
+
+    Args:
+        bits: Precision, 32 or 64.
+    """
+    return libraries(bits)[1]
+
+
+def usable(x: Tensor) -> bool:
+    """Tell whether the kernels can work on ``x``: CPU, float32 or float64, plain reverse-mode autograd."""
+    return _obstacle(x) is None and status(bits=BITS[x.dtype]).available
+
+
+def require(x: Tensor) -> None:
+    """Raise `ConfigError` unless the kernels can work on ``x``."""
+    reason = _obstacle(x)
+    if reason is None and not usable(x):
+        reason = status(bits=BITS[x.dtype]).detail
+    if reason is not None:
+        raise ConfigError(
+            f"the fused convolution block cannot be used: {reason}.",
+            hint="Use path = 'auto' or 'reference', or install a C compiler.",
+        )
+
+
+def _obstacle(x: Tensor) -> str | None:
+    if x.device.type != "cpu":
+        return f"pictures are on {x.device.type}, not on the CPU"
+    if x.dtype not in BITS:
+        return f"pictures are {x.dtype}, not float32 or float64"
+    # Function transforms trace or batch torch operations and cannot look into a compiled kernel.
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return "it is called inside a torch.func transform or torch.compile"
+    if forward_ad._current_level >= 0:
+        return "it is called in forward-mode differentiation"
+    return None
