@@ -215,6 +215,8 @@ class OuterConfig:
     """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
     clip: float | None = 10.0
     """Largest norm of the gradient of each group: the learner, and memory with keys."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: all outer rates (learner, slots, keys) fall to zero over the run along half a cosine."""
     recognition_after: float = 0.2
     """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
 

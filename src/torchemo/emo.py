@@ -292,7 +292,14 @@ class EMO(nn.Module):
         scale = self.policy.value_scale
         return {n: v.detach() * scale for n, v in picked.items() if n not in dropped}
 
-    def remember(self, recall: Recall, values: Params, *, params: Params | None = None) -> None:
+    def remember(
+        self,
+        recall: Recall,
+        values: Params,
+        *,
+        params: Params | None = None,
+        rate_factor: float = 1.0,
+    ) -> None:
         """Touch what was recalled, then write B tasks in order (Eq. 6): the memory's only change.
 
         Call it once per batch after the outer step; all reads of a batch precede all its writes.
@@ -301,6 +308,7 @@ class EMO(nn.Module):
             recall: What `recall` returned for these tasks.
             values: What to remember of them, see `value`.
             params: Meta-parameters, for re-keying with an encoder that shares the learner's trunk.
+            rate_factor: Multiplies the rates of consolidated slots and their keys (a schedule).
         """
         if self.memory.capacity == 0:
             return
@@ -315,7 +323,7 @@ class EMO(nn.Module):
             recall.slots[recall.active], generations=recall.generations[recall.active]
         )
         if self.consolidates:
-            self._consolidate(recall, values)
+            self._consolidate(recall, values, rate_factor)
         else:
             self.memory.write(keys, values, notes=notes)
         self.memory.end_batch()
@@ -333,7 +341,7 @@ class EMO(nn.Module):
             keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
         self.memory.rekey(keys)
 
-    def _consolidate(self, recall: Recall, rows: Params) -> None:
+    def _consolidate(self, recall: Recall, rows: Params, rate_factor: float) -> None:
         far = torch.zeros(recall.keys.shape[0], dtype=torch.bool)
         if self.policy.novelty is not None:
             nearest = recall.distances[:, 0] if recall.m else torch.full((len(far),), torch.inf)
@@ -345,7 +353,7 @@ class EMO(nn.Module):
                 rows,
                 recall.slots,
                 weights=recall.weights.detach() * (same & ~far[:, None]),
-                optimizer=self.policy.slots,
+                optimizer=self.policy.slots.at(rate_factor),
                 key_gradient=None if slot_keys is None else slot_keys.grad,
             )
         if bool(far.any()):

@@ -75,6 +75,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
         config=config.outer,
         recognition=recognition,
         seed=config.train.seed,
+        horizon=config.train.iterations,
         # Small networks are bound by the interpreter: one call for the whole task axis.
         batched=config.model.name == "mlp",
         workers=workers,
