@@ -26,9 +26,9 @@ from torchemo.config import (
 from torchemo.errors import ConfigError, DataError
 from torchemo.experiment import build_trainer
 from torchemo.rng import generator_for
-from torchemo.runner import Trained
 from torchemo.scoring import memory_digest
 from torchemo.step import predict
+from torchemo.trained import Trained
 from torchemo.types import Batch, Episode
 
 SIZE = 16

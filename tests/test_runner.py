@@ -25,9 +25,10 @@ from torchemo.config import (
 from torchemo.controllers import CONTROLLERS
 from torchemo.errors import ConfigError, DataError, Diverged
 from torchemo.learners import LEARNERS
-from torchemo.runner import load_best, read_config, train_run
+from torchemo.runner import train_run
 from torchemo.runs import checkpoint, events, history
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best, read_config
 
 TASKS = DataConfig(source=("regression:hsml4",), n_shot=4, n_query=4)
 KEYS = KeyConfig(embedder="pairs", dim=8, heads=2, ff=8, layers=1)

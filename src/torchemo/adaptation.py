@@ -22,9 +22,9 @@ from torchemo.errors import ConfigError, DataError
 from torchemo.learners import Learner, ProtoMAML
 from torchemo.learners.learner import network_names
 from torchemo.rng import generator_for
-from torchemo.runner import Trained
 from torchemo.scoring import method_name
 from torchemo.step import predict
+from torchemo.trained import Trained
 from torchemo.tree import detach, select
 from torchemo.types import Batch, Episode
 

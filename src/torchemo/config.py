@@ -278,6 +278,8 @@ class DataConfig:
     """Turn every class of a task by its own multiple of 90 degrees (Omniglot)."""
     splits: str | None = None
     """A splits.json with class-disjoint splits; otherwise those of the source, or 64 : 16 : 20."""
+    scheme: str | None = None
+    """Which splits to take where the file holds several for a source, such as fc100."""
     classes_per_family: int = 60
     """procedural: classes of each of the four families."""
 

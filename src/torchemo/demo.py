@@ -8,8 +8,9 @@ from typing import Any, final
 from torchemo.comparison import compare
 from torchemo.config import ModelConfig, RunConfig
 from torchemo.presets import preset
-from torchemo.runner import load_best, train_run
+from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best
 
 RUNS = {"maml": "maml", "maml-emo": "maml-emo"}
 """Folder and preset of the two runs."""

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.conftest import COLOURS, colour_picture
 from torchemo import demo, doctor, report
-from torchemo.runner import read_config
 from torchemo.runs import checkpoint
+from torchemo.trained import read_config
 
 
 @pytest.fixture

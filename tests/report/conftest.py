@@ -20,8 +20,9 @@ from torchemo.config import (
     ValueConfig,
 )
 from torchemo.report import write_run_report
-from torchemo.runner import load_best, train_run
+from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best
 
 HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{$ 鳥"
 HOSTILE_CLASS = "<script>alert('{}')"

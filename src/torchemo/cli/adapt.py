@@ -38,8 +38,8 @@ class AdaptCommand:
     def run(self) -> int:
         """Run the command."""
         from torchemo.adaptation import answer_folder, sheet
-        from torchemo.runner import load_trained
         from torchemo.runs.durable import replace_file
+        from torchemo.trained import load_trained
 
         trained = load_trained(self.run_folder, step=self.step)
         answers = answer_folder(

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -36,6 +36,10 @@ class TrainCommand:
     """Start from a TOML file."""
     data: tuple[str, ...] = ()
     """Image sets (folders, zips, npz), ``procedural``, or ``regression:hsml4``; sets data.source."""
+    splits: Path | None = None
+    """A file of class splits; sets data.splits. By default the one that lies with the data, or its own."""
+    scheme: str | None = None
+    """Which splits to take, where the file holds several; sets data.scheme."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
     json: bool = False
@@ -84,7 +88,11 @@ class TrainCommand:
             raise ConfigError(
                 "train needs either --out FOLDER (a new run) or --resume FOLDER (an old one)."
             )
-        given = [name for name in ("preset", "config", "data", "options") if getattr(self, name)]
+        given = [
+            name
+            for name in ("preset", "config", "data", "splits", "scheme", "options")
+            if getattr(self, name)
+        ]
         if given:
             raise ConfigError(
                 f"--resume goes on with the run's own configuration, got --{' --'.join(given)} too.",
@@ -93,7 +101,7 @@ class TrainCommand:
         return self.resume
 
     def resolved(self) -> RunConfig:
-        """Return the configuration: defaults < preset < file < --data < KEY=VALUE."""
+        """Return the configuration: defaults < preset < file < --data, --splits, --scheme < KEY=VALUE."""
         if self.preset is None:
             return self._over(RunConfig())
         # A preset depends on the tasks, and these may be set by anything that comes after it.
@@ -106,9 +114,13 @@ class TrainCommand:
 
         if self.config is not None:
             config = load(self.config, RunConfig, base=config)
-        if self.data:
-            config = replace(config, data=replace(config.data, source=self.data))
         plain = to_dict(config)
+        if self.data:
+            plain["data"]["source"] = list(self.data)
+        if self.splits is not None:
+            plain["data"]["splits"] = str(self.splits)
+        if self.scheme is not None:
+            plain["data"]["scheme"] = self.scheme
         for option in self.options:
             override(plain, option)
         return from_dict(plain, RunConfig, where="command line")

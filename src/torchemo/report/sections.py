@@ -120,7 +120,8 @@ def result(found: Result, *, order: int) -> ResultSection:
     groups = {_ALL: found.per_task, **found.by_domain}
     rows = [_row(name, scores, metric) for name, scores in groups.items()]
     return ResultSection(
-        what=f"{found.split} tasks, {found.protocol} protocol",
+        what=f"{found.split} tasks{'' if found.on is None else f' of {found.on}'},"
+        f" {found.protocol} protocol",
         metric=metric,
         steps=steps,
         step=found.step,
