@@ -1,6 +1,10 @@
 """train, eval, compare: what a run prints, refuses and leaves behind; Ctrl-C saves."""
 
+import contextlib
 import json
+import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -32,11 +36,31 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
     # five 64-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 41 bytes.
     assert found.err.startswith("13 parameters, ")
     assert "memory of 5 slots x 133 bytes = 665 bytes" in found.err
-    assert "step 6 validation: loss " in found.err
+    assert "step 6, validation: loss " in found.err
     assert found.out.startswith("finished after 6 steps, best ")
     assert f"torchemo eval {tmp_path / 'run'}" in found.out
     start = events.read(tmp_path / "run" / "events.jsonl")[0]
     assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 665)
+
+
+def test_on_a_terminal_training_is_one_live_line(tmp_path):
+    words = (*POINTS, *MEMORY, "train.iterations=200", "train.validate_every=200")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--out", tmp_path / "run", "--preset", "maml-emo-paper", *words],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "140", "TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal that nobody holds any more ends so
+        while piece := os.read(ours, 4096):
+            shown += piece
+    assert process.wait() == 0
+    live = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    line = r"\d+/200 .+ steps/s  loss \S+  slots 5  age \S+  same domain \S+"
+    assert re.search(line, live), live
 
 
 def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):

@@ -120,7 +120,8 @@ def _show_result(record: dict[str, Any]) -> None:
     unit = "accuracy, %" if record["metric"] == "accuracy" else "mean squared error"
     summary = record["summary"]
     rows = [["all", interval(summary["last"], scale=scale), str(summary["last"]["n"])]]
-    for name, row in summary["per_domain"].get("groups", {}).items():
+    domains = summary["per_domain"].get("groups", {})
+    for name, row in domains.items() if len(domains) > 1 else ():
         rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
     protocol = record["protocol"]
     where = "" if record["on"] is None else f" of {record['on']}"
@@ -136,10 +137,11 @@ def _show_comparison(found: dict[str, Any]) -> None:
         f"{found['other']['method']} minus {found['base']['method']} ({found['metric']}, paired)"
     )
     rows = [["all", _row(found["difference"], scale), f"{found['difference']['p_value']:.4f}"]]
-    rows += [
-        [name, _row(row, scale), f"{row['p_value']:.4f}"]
-        for name, row in found["per_domain"].items()
-    ]
+    if len(found["per_domain"]) > 1:
+        rows += [
+            [name, _row(row, scale), f"{row['p_value']:.4f}"]
+            for name, row in found["per_domain"].items()
+        ]
     print_table(title, ["domain", "difference [95 %]", "p"], rows)
     means = ", ".join(
         f"{found[s]['method']} {scale * found[s]['mean']:.2f}" for s in ("base", "other")

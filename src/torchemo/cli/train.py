@@ -1,6 +1,7 @@
 """``torchemo train``: one run in a folder, from a preset, a file, or where it was left."""
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,8 @@ class _Printer:
         self.as_json = as_json
         self.bar: Any = None
         self.task: Any = None
+        self.began = (0, 0.0)
+        self.validation = ""
 
     def __enter__(self) -> "_Printer":
         if not self.as_json and sys.stderr.isatty():
@@ -141,9 +144,9 @@ class _Printer:
 
             self.bar = Progress(
                 TextColumn("{task.completed}/{task.total}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=12),
+                TimeRemainingColumn(compact=True),
                 TextColumn("{task.description}"),
-                TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self.bar.start()
@@ -160,15 +163,25 @@ class _Printer:
             from torchemo.runs.events import plain
 
             print_json(plain({"event": event, "step": step, **fields}))
-            return
-        if event == "start":
+        elif event == "start":
+            self.began = (step, time.monotonic())
             if self.bar is not None:
                 self.bar.update(self.task, completed=step, total=fields["iterations"])
             print(_size(fields), file=sys.stderr)
-        elif self.bar is not None and event == "step":
-            self.bar.update(self.task, completed=step, description=_words(fields))
-        elif event in ("validation", "skipped", "damaged") or (event == "step" and step % 100 == 0):
-            print(f"step {step} {event}: {_words(fields)}", file=sys.stderr)
+        elif event == "step":
+            self._step(step, fields)
+        elif event in ("validation", "skipped", "damaged"):
+            print(f"step {step}, {event}: {_words(fields)}", file=sys.stderr)
+            if event == "validation" and fields.get("accuracy") is not None:
+                self.validation = f"  val {100 * fields['accuracy']:.1f} %"
+
+    def _step(self, step: int, fields: Mapping[str, Any]) -> None:
+        rate = (step - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
+        line = f"{rate:.3g} steps/s  {_words(fields)}{self.validation}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=line)
+        elif step % 100 == 0:
+            print(f"step {step}: {line}", file=sys.stderr)
 
 
 def _size(fields: Mapping[str, Any]) -> str:
@@ -184,8 +197,9 @@ def _size(fields: Mapping[str, Any]) -> str:
 
 
 def _words(fields: Mapping[str, Any]) -> str:
-    shown = ("loss", "accuracy", "filled", "age", "same_domain", "path", "why")
-    found = {name: fields[name] for name in shown if fields.get(name) is not None}
-    return "  ".join(
-        value if isinstance(value, str) else f"{name} {value:.3g}" for name, value in found.items()
-    )
+    shown = {"loss": "loss", "accuracy": "accuracy", "filled": "slots", "age": "age",
+             "same_domain": "same domain"}  # fmt: skip
+    found = [
+        f"{word} {fields[name]:.3g}" for name, word in shown.items() if fields.get(name) is not None
+    ]
+    return "  ".join([*found, *(fields[name] for name in ("path", "why") if name in fields)])
