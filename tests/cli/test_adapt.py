@@ -41,7 +41,7 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
     assert saved["classes"] == {"black": 2, "white": 3}
     assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
     page = (out / "sheet.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 2
+    assert page.count("data:image/jpeg;base64,") == 2 + 5  # queries and support
 
 
 def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):

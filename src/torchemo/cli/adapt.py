@@ -37,7 +37,8 @@ class AdaptCommand:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.adaptation import answer_folder, sheet
+        from torchemo.adaptation import answer_folder
+        from torchemo.report.sheet import sheet
         from torchemo.runs.durable import replace_file
         from torchemo.trained import load_trained
 
@@ -49,7 +50,8 @@ class AdaptCommand:
         out = self.run_folder / "adapted" if self.out is None else self.out
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / "predictions.json", (json.dumps(found, indent=2) + "\n").encode())
-        replace_file(out / "sheet.html", sheet(answers, self.query).encode(errors="replace"))
+        page = sheet(answers, self.support, query=self.query)
+        replace_file(out / "sheet.html", page.encode(errors="replace"))
         if self.json:
             print_json(found)
         else:

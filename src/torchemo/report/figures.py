@@ -52,12 +52,13 @@ def smooth(curve: Curve, label: str = "", *, colour: int = 0) -> Line:
     starts = range(0, len(curve.values), length)
     steps = [np.array(curve.steps[i : i + length], dtype=float) for i in starts]
     values = [np.array(curve.values[i : i + length]) for i in starts]
+    low, high = ([float(np.quantile(part, q)) for part in values] for q in (0.1, 0.9))
     return Line(
         label,
         [float(part.mean()) for part in steps],
         [float(np.median(part)) for part in values],
-        [float(np.quantile(part, 0.1)) for part in values],
-        [float(np.quantile(part, 0.9)) for part in values],
+        low if length > 1 else None,
+        high if length > 1 else None,
         colour=colour,
     )
 

@@ -79,9 +79,11 @@ def learning(facts: RunFacts) -> list[Figure]:
             y="training loss",
             log=wide_range([line]),
         )
-        caption = (
-            "Query loss of training tasks: medians of windows, and where 80 % of the steps lie."
-        )
+        caption = "Query loss of training tasks."
+        if line.low is not None:
+            caption = (
+                "Query loss of training tasks: medians of windows, and where 80 % of the steps lie."
+            )
         figures.append(Figure(svg, caption))
     validation = _validation(facts)
     return figures if validation is None else [*figures, validation]
