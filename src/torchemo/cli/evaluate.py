@@ -27,6 +27,8 @@ class EvalCommand:
     """Inner steps; those of training by default."""
     step: int | None = None
     """Checkpoint to evaluate; the best on validation tasks by default."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print the result as JSON, with every task."""
 
@@ -40,7 +42,11 @@ class EvalCommand:
             {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
         )
         protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
-        experiment = load_best(self.run_folder, step=self.step, workers=task_workers())
+        experiment = load_best(
+            self.run_folder,
+            step=self.step,
+            workers=task_workers(release_memory=self.release_memory),
+        )
         with counted("tasks") as progress:
             record = score_run(self.run_folder, experiment, protocol, progress=progress)
         if self.json:

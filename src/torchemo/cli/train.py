@@ -38,6 +38,8 @@ class TrainCommand:
     """Image sets (folders, zips, npz), ``procedural``, or ``regression:hsml4``; sets data.source."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print one JSON object per event."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
@@ -60,7 +62,7 @@ class TrainCommand:
                 should_stop=lambda: stop.requested is not None,
                 on_event=printer.event,
                 accept_new_data=self.accept_new_data,
-                workers=task_workers(),
+                workers=task_workers(release_memory=self.release_memory),
             )
         if self.json:
             print_json({"event": "end", "step": outcome.iteration, **outcome._asdict()})
@@ -155,7 +157,9 @@ class _Printer:
             print(_size(fields), file=sys.stderr)
         elif self.bar is not None and event == "step":
             self.bar.update(self.task, completed=step, description=_words(fields))
-        elif event in ("validation", "skipped", "damaged") or (event == "step" and step % 100 == 0):
+        elif event in ("validation", "skipped", "damaged", "environment") or (
+            event == "step" and step % 100 == 0
+        ):
             print(f"step {step} {event}: {_words(fields)}", file=sys.stderr)
 
 
