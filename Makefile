@@ -10,13 +10,14 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow lint clean
+.PHONY: help setup demo test unit shapes faults slow lint bench clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
 	@echo "make demo    MAML against MAML with memory on the embedded tasks"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make unit    the fast tests only (under two minutes)"
+	@echo "make bench   all speed records and docs/speed.md anew (15 minutes of an idle machine)"
 
 setup: $(STAMP)
 
@@ -49,6 +50,13 @@ slow: setup
 	$(PYTEST) -m slow
 
 test: lint unit faults slow
+
+# QUICK=--quick shows in two minutes that it works.
+bench: setup
+	for what in step memory data limit growth; do \
+		$(BIN)/torchemo bench $$what $(QUICK) --out benchmarks/results/$$what.json || exit 1; \
+	done
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

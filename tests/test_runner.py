@@ -129,6 +129,25 @@ def test_proto_maml_on_pictures_resumes_bit_for_bit(tmp_path):
         assert torch.equal(tensor, resumed.groups["params"][name])
 
 
+def test_going_on_where_bits_may_differ_is_told(tmp_path):
+    run, told = tmp_path / "run", []
+
+    def tell(event, step, fields):
+        if event == "environment":
+            told.append((step, fields["why"]))
+
+    train_run(run, config(), should_stop=stop_after(2))
+    train_run(run, should_stop=stop_after(2), on_event=tell)
+    assert told == []
+    path = run / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "convolutions": "elsewhere"}))
+    train_run(run, on_event=tell)
+    ((step, why),) = told
+    assert step > 0
+    assert "not bit for bit" in why
+    assert "convolutions elsewhere -> " in why
+
+
 def test_a_run_is_not_written_over_and_its_configuration_is_read_back(tmp_path):
     chosen = config()
     train_run(tmp_path, chosen)

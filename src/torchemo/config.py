@@ -301,6 +301,9 @@ class TrainConfig:
     """Stop after this many validations without a better one; None never stops early."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
+    batched: Literal["auto", "yes", "no"] = "auto"
+    """Run the tasks of a step in one call, or one by one in worker threads. auto: in one call on a GPU and
+    for small networks on vectors. Results are equal up to rounding."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "tasks", "validate_every", "validation_tasks"):

@@ -76,8 +76,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
         recognition=recognition,
         seed=config.train.seed,
         horizon=config.train.iterations,
-        # Small networks are bound by the interpreter: one call for the whole task axis.
-        batched=config.model.name == "mlp",
+        batched={"auto": None, "yes": True, "no": False}[config.train.batched],
         workers=workers,
     )
 

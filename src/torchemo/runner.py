@@ -14,7 +14,7 @@ from torchemo.evaluate import batches, evaluate
 from torchemo.experiment import Experiment, open_experiment
 from torchemo.footprint import footprint
 from torchemo.runs import checkpoint, history
-from torchemo.runs.environment import environment
+from torchemo.runs.environment import differences, environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
 from torchemo.runs.folder import RunFolder, lock
 from torchemo.toml import dumps
@@ -164,8 +164,20 @@ class _Run:
         known = saved.info["progress"]
         self.progress = Progress(**{**known, "skipped": tuple(known["skipped"])})
         self.saved_at = saved.step
+        self._tell_differences()
         history.rewind(self.root, saved.step)
         truncate_after(RunFolder(self.root).events, saved.step)
+
+    def _tell_differences(self) -> None:
+        """Say so if the run goes on where its bits may come out differently."""
+        try:
+            then = json.loads(RunFolder(self.root).environment.read_text())
+        except (OSError, ValueError):
+            return  # the report says that it cannot be read
+        changed = differences(then, environment()) if isinstance(then, dict) else []
+        if changed:
+            why = f"goes on, but not bit for bit as it was started: {'; '.join(changed)}"
+            self.on_event("environment", self.trainer.iteration, {"why": why})
 
     def loop(self, should_stop: Callable[[], bool]) -> Outcome:
         """Train until done, early stop, or asked to stop."""

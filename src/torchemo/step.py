@@ -78,7 +78,7 @@ def outer_step(
     episode: Episode,
     *,
     emo: EMO | None = None,
-    batched: bool = False,
+    batched: bool | None = False,
     workers: int = 1,
 ) -> OuterStep:
     """Adapt B tasks and return the outer gradient and what to remember (Algorithm 1 without its writes).
@@ -88,7 +88,7 @@ def outer_step(
         params: Its meta-parameters.
         episode: B tasks.
         emo: The memory optimizer; None is the base learner.
-        batched: Run the whole task axis in one call instead of task by task.
+        batched: Run the whole task axis in one call instead of task by task; None: see `runs_together`.
         workers: Threads that share the tasks when they run one by one; the result is bitwise the same.
     """
     tasks = episode.support.x.shape[0]
@@ -100,7 +100,7 @@ def outer_step(
         base = emo.offset(base, recall)
     base_leaves, extra_leaves = leaves(base), leaves(extras)
     start = learner.start({**theta, **extra_leaves}, episode.support, base=base_leaves)
-    groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
+    groups = _groups(params, episode, batched)
 
     def work(group: slice) -> Solved:
         part = None if recall is None else slice_recall(recall, group)
@@ -130,6 +130,26 @@ def outer_step(
         values=values,
         buffers=buffers,
     )
+
+
+TOGETHER = 100_000
+"""Networks on vectors with fewer parameters are bound by the interpreter, not by arithmetic."""
+
+
+def runs_together(params: Params, episode: Episode) -> bool:
+    """Choose how tasks are run where nobody else does: all in one call, or one by one.
+
+    One call serves devices other than the CPU, and small networks on vectors. Pictures on a CPU go one by
+    one, to task workers and the compiled block. The choice does not depend on the number of workers, so
+    neither do the results.
+
+    Args:
+        params: The meta-parameters.
+        episode: The tasks.
+    """
+    x = episode.support.x
+    small = x.ndim == 3 and sum(p.numel() for p in params.values()) < TOGETHER
+    return x.device.type != "cpu" or small
 
 
 def solve(
@@ -184,7 +204,7 @@ def predict(
     *,
     emo: EMO | None = None,
     steps: int | None = None,
-    batched: bool = False,
+    batched: bool | None = False,
     workers: int = 1,
 ) -> list[Tensor]:
     """Adapt on the support sets and answer the queries after every step (Algorithm 2).
@@ -204,7 +224,7 @@ def predict(
         if emo is not None and recall is not None:
             base = emo.offset(base, recall)
         start = learner.start({**theta, **extras}, episode.support, base=base)
-        groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
+        groups = _groups(params, episode, batched)
 
         def answer(group: slice) -> list[Tensor]:
             bound = None
@@ -279,6 +299,13 @@ def _through_recall(emo: EMO, recall: Recall, base: Params, rows: Params, solved
     if recall.slot_keys is not None:
         recall.slot_keys.grad = found[-1]
     return gradients
+
+
+def _groups(params: Params, episode: Episode, batched: bool | None) -> list[slice]:
+    """Cut the task axis into what goes through the network at once."""
+    tasks = episode.support.x.shape[0]
+    together = runs_together(params, episode) if batched is None else batched
+    return [slice(0, tasks)] if together else [slice(b, b + 1) for b in range(tasks)]
 
 
 def _outputs(learner: Learner, theta: Params) -> int | None:

@@ -51,7 +51,7 @@ class Trainer:
         recognition: Training of the key network by self-recognition.
         seed: Seed of the initialisation.
         horizon: Outer steps of the whole training, over which scheduled rates fall.
-        batched: Run the tasks of a step in one call.
+        batched: Run the tasks of a step in one call; None: see `torchemo.step.runs_together`.
         workers: Threads that share the tasks of a step otherwise.
     """
 
@@ -64,7 +64,7 @@ class Trainer:
         recognition: SelfRecognition | None = None,
         seed: int = 0,
         horizon: int | None = None,
-        batched: bool = False,
+        batched: bool | None = None,
         workers: int = 1,
     ) -> None:
         self.learner = learner

@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 from torchemo.cli.adapt import AdaptCommand
+from torchemo.cli.bench import BenchCommand
 from torchemo.cli.checkpoint import CheckpointCommand
 from torchemo.cli.data import DataCommand
 from torchemo.cli.demo import DemoCommand
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "memory": MemoryCommand,
     "checkpoint": CheckpointCommand,
     "adapt": AdaptCommand,
+    "bench": BenchCommand,
     "doctor": DoctorCommand,
 }
 

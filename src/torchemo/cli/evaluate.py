@@ -34,6 +34,8 @@ class EvalCommand:
     """Inner steps; those of training by default."""
     step: int | None = None
     """Checkpoint to evaluate; the best on validation tasks by default."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print the result as JSON, with every task."""
 
@@ -50,7 +52,7 @@ class EvalCommand:
         experiment = load_best(
             self.run_folder,
             step=self.step,
-            workers=task_workers(),
+            workers=task_workers(release_memory=self.release_memory),
             data=self._data(),
             needed=(self.split,),
         )

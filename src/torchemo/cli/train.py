@@ -43,6 +43,8 @@ class TrainCommand:
     """Which splits to take, where the file holds several; sets data.scheme."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print one JSON object per event."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
@@ -65,7 +67,7 @@ class TrainCommand:
                 should_stop=lambda: stop.requested is not None,
                 on_event=printer.event,
                 accept_new_data=self.accept_new_data,
-                workers=task_workers(),
+                workers=task_workers(release_memory=self.release_memory),
             )
         if self.json:
             print_json({"event": "end", "step": outcome.iteration, **outcome._asdict()})
@@ -170,7 +172,7 @@ class _Printer:
             print(_size(fields), file=sys.stderr)
         elif event == "step":
             self._step(step, fields)
-        elif event in ("validation", "skipped", "damaged"):
+        elif event in ("validation", "skipped", "damaged", "environment"):
             print(f"step {step}, {event}: {_words(fields)}", file=sys.stderr)
             if event == "validation" and fields.get("accuracy") is not None:
                 self.validation = f"  val {100 * fields['accuracy']:.1f} %"
