@@ -1,5 +1,6 @@
 """Where tasks come from: embedded pictures, embedded regression, or image sets on disk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast, final, runtime_checkable
@@ -109,8 +110,14 @@ class RegressionTasks:
         return sample_regression(spec, seed, split=split, start=start, count=count)
 
 
-def open_source(config: DataConfig) -> TaskSource:
+def open_source(
+    config: DataConfig, *, splits: Sequence[str] = ("train", "val", "test")
+) -> TaskSource:
     """Open what ``config.source`` names and check that the tasks fit.
+
+    Args:
+        config: Where tasks come from and what they look like.
+        splits: Splits that are needed; a set to be tested on may have no training classes.
 
     Raises:
         DataError: Something cannot be read, or a class is too small; names it.
@@ -119,7 +126,7 @@ def open_source(config: DataConfig) -> TaskSource:
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)
     tasks = PictureTasks(_pictures(config), spec)
-    for split in ("train", "val", "test"):
+    for split in splits:
         check_fits(tasks.index, spec, split=split)
     return tasks
 
