@@ -20,6 +20,7 @@ from torchemo.runs.events import EventLog, JsonLines, truncate_after
 from torchemo.runs.folder import RunFolder, lock
 from torchemo.toml import dumps, load
 from torchemo.train import StepReport, Trainer
+from torchemo.types import Params
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
@@ -249,6 +250,8 @@ class _Run:
         step = self.trainer.iteration
         if self.saved_at == step:
             return
+        groups = {name: group for name, group in self.trainer.state().items() if group}
+        _refuse_divergence(groups, step)
         if self.log is not None:
             self.log.flush()
         source = self.experiment.source
@@ -262,7 +265,7 @@ class _Run:
         checkpoint.publish(
             self.root,
             step,
-            groups={name: group for name, group in self.trainer.state().items() if group},
+            groups=groups,
             info=info,
             config_hash=config_hash(self.experiment.config),
         )
@@ -355,6 +358,17 @@ def saved_checkpoints(root: Path, *, step: int | None = None) -> list[Path]:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{root} has {what}.", hint=f"Saved steps: {known}.")
     return chosen
+
+
+def _refuse_divergence(groups: Mapping[str, Params], step: int) -> None:
+    """Say that training diverged where a step left numbers that no checkpoint may hold."""
+    for group in groups.values():
+        for name, tensor in group.items():
+            if not bool(tensor.isfinite().all()):
+                raise Diverged(
+                    f"outer step {step}: '{name}' is not finite any more.",
+                    hint="Lower the outer rate, or set outer.clip.",
+                )
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -27,51 +26,85 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    *,
-    workers: int = 2,
-    on_step: OnStep = lambda run, step: None,
-    on_end: Callable[[Ended], None] = lambda ended: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[Ended]:
-    """Do jobs, ``workers`` at a time; with one worker in this process.
+@final
+class Crew:
+    """Worker processes that are kept until the end; with one worker everything happens in this process.
+
+    Example:
+        >>> with Crew(1) as crew:
+        ...     crew.do([])
+        []
 
     Args:
-        jobs: The jobs, of different runs.
-        workers: Processes.
-        on_step: Told about steps.
-        on_end: Told when a job has ended.
-        should_stop: Asked now and then; running jobs then save and end, others are not begun.
-
-    Returns:
-        How each job that was begun ended.
+        workers: Jobs at a time.
     """
-    if workers == 1 or len(jobs) <= 1:
-        return list(_here(jobs, on_step, on_end, should_stop))
-    ended: list[Ended] = []
-    waiting = list(jobs)
-    with _workers(min(workers, len(jobs))) as staff:
-        busy: dict[Connection, Job] = {}
+
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = workers
+        self._staff: list[_Worker] = []
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        for worker in self._staff:
+            if kind is None:
+                _send(worker.pipe, None)
+                worker.process.join(timeout=10)
+            if worker.process.is_alive():
+                worker.process.terminate()
+            worker.pipe.close()
+
+    def do(
+        self,
+        jobs: Sequence[Job],
+        *,
+        on_step: OnStep = lambda run, step: None,
+        on_end: Callable[[Ended], None] = lambda ended: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[Ended]:
+        """Do jobs.
+
+        Args:
+            jobs: The jobs, of different runs.
+            on_step: Told about steps.
+            on_end: Told when a job has ended.
+            should_stop: Asked now and then; running jobs then save and end, others are not begun.
+
+        Returns:
+            How each job that was begun ended.
+        """
+        if self.workers == 1:
+            return list(_here(jobs, on_step, on_end, should_stop))
+        ended: list[Ended] = []
+        waiting, busy = list(jobs), dict[_Worker, Job]()
         while waiting or busy:
-            stop = should_stop()
-            if stop:
+            if should_stop():
                 waiting.clear()
-                _ask_to_stop(staff, busy)
-            _hand_out(staff, busy, waiting)
-            for pipe in wait(list(busy), timeout=0.2):
-                job = busy[pipe]  # type: ignore[index]
-                message = _receive(pipe)  # type: ignore[arg-type]
+                _ask_to_stop(busy)
+            self._hand_out(busy, waiting)
+            for worker, message in _messages(busy):
+                job = busy[worker]
                 if isinstance(message, int):
                     on_step(job.run, message)
                     continue
-                del busy[pipe]  # type: ignore[arg-type]
-                found = message or Ended(job.run, "failed", "its process died")
+                del busy[worker]
                 if message is None:
-                    _replace(staff, pipe, hire=bool(waiting))  # type: ignore[arg-type]
+                    self._staff.remove(worker)
+                found = message or _died(job, asked=should_stop())
                 ended.append(found)
                 on_end(found)
-    return ended
+        return ended
+
+    def _hand_out(self, busy: dict[_Worker, Job], waiting: list[Job]) -> None:
+        while waiting and len(busy) < self.workers:
+            idle = [worker for worker in self._staff if worker not in busy]
+            if not idle:
+                idle = [_hire()]
+                self._staff += idle
+            job = waiting.pop(0)
+            busy[idle[0]] = job
+            _send(idle[0].pipe, job)
 
 
 def _here(
@@ -118,22 +151,6 @@ def _throttled(pipe: Connection) -> Callable[[int], None]:
     return tell
 
 
-@contextmanager
-def _workers(count: int) -> Iterator[list[_Worker]]:
-    staff = [_hire() for _ in range(count)]
-    try:
-        yield staff
-        for worker in staff:
-            _send(worker.pipe, None)
-        for worker in staff:
-            worker.process.join(timeout=10)
-    finally:
-        for worker in staff:
-            if worker.process.is_alive():
-                worker.process.terminate()
-            worker.pipe.close()
-
-
 def _hire() -> _Worker:
     # A fresh interpreter: torch's threads do not survive a fork.
     context = get_context("spawn")
@@ -144,25 +161,21 @@ def _hire() -> _Worker:
     return _Worker(process, ours)
 
 
-def _replace(staff: list[_Worker], pipe: Connection, *, hire: bool) -> None:
-    place = next(i for i, worker in enumerate(staff) if worker.pipe is pipe)
-    staff.pop(place).process.join(timeout=10)
-    if hire:
-        staff.append(_hire())
+def _messages(busy: Iterable[_Worker]) -> list[tuple[_Worker, Ended | int | None]]:
+    """Wait a moment; return what workers say, None for one that has died."""
+    ready = wait([worker.pipe for worker in busy], timeout=0.2)
+    return [(worker, _receive(worker.pipe)) for worker in busy if worker.pipe in ready]
 
 
-def _hand_out(staff: list[_Worker], busy: dict[Connection, Job], waiting: list[Job]) -> None:
-    for worker in staff:
-        if waiting and worker.pipe not in busy:
-            job = waiting.pop(0)
-            busy[worker.pipe] = job
-            _send(worker.pipe, job)
+def _died(job: Job, *, asked: bool) -> Ended:
+    # One that is asked to stop while it still starts has nothing to save.
+    return Ended(job.run, "stopped") if asked else Ended(job.run, "failed", "its process died")
 
 
-def _ask_to_stop(staff: list[_Worker], busy: dict[Connection, Job]) -> None:
+def _ask_to_stop(busy: Iterable[_Worker]) -> None:
     """Pass the wish on: Ctrl-C reaches the workers too, a signal to this process alone does not."""
-    for worker in staff:
-        if worker.pipe in busy and worker.process.pid is not None and worker.process.is_alive():
+    for worker in busy:
+        if worker.process.pid is not None and worker.process.is_alive():
             os.kill(worker.process.pid, signal.SIGTERM)
 
 

@@ -13,7 +13,7 @@ from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
 from torchemo.study.job import Ended, Job, Scoring, is_done, read_json
 from torchemo.study.plan import Sources, Study, run_id
-from torchemo.study.pool import OnStep, run_jobs
+from torchemo.study.pool import Crew, OnStep
 from torchemo.study.result import (
     CellRuns,
     TaskScores,
@@ -81,13 +81,13 @@ class StudyRun:
         """Run everything that is not there yet; return the result, or None if asked to stop before."""
         self._open_data()
         tuning = {cell.name: self._grid_jobs(cell) for cell in self.study.available}
-        if not self._do([job for jobs in tuning.values() for job in jobs]):
-            return None
-        chosen = {cell.name: self._choose(cell, tuning) for cell in self.study.available}
-        cells = [self._runs(cell, chosen) for cell in self.study.available]
-        jobs = [job for runs in cells for job in self._final_jobs(runs)]
-        if not self._do(jobs):
-            return None
+        with Crew(self.workers) as crew:
+            if not self._do(crew, [job for jobs in tuning.values() for job in jobs]):
+                return None
+            chosen = {cell.name: self._choose(cell, tuning) for cell in self.study.available}
+            cells = [self._runs(cell, chosen) for cell in self.study.available]
+            if not self._do(crew, [job for runs in cells for job in self._final_jobs(runs)]):
+                return None
         return self._assemble(cells)
 
     def _open_data(self) -> None:
@@ -106,15 +106,14 @@ class StudyRun:
             world: tuple(places[name] for name in scale.worlds[world]) for world in sorted(worlds)
         }
 
-    def _do(self, jobs: Sequence[Job]) -> bool:
+    def _do(self, crew: Crew, jobs: Sequence[Job]) -> bool:
         """Do jobs that are not done; False if asked to stop before the end."""
         unique = list({job.run: job for job in jobs}.values())
         waiting = [job for job in unique if not is_done(job)]
         done = sum(job.iterations for job in unique) - sum(job.iterations for job in waiting)
         self.watch.on_plan(sum(job.iterations for job in unique), done)
-        ended = run_jobs(
+        ended = crew.do(
             waiting,
-            workers=self.workers,
             on_step=self.watch.on_step,
             on_end=self.watch.on_end,
             should_stop=self.watch.should_stop,

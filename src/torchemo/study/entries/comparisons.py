@@ -102,7 +102,7 @@ def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
     worlds, shots = (("narrow",), (1,)) if small else (("narrow", "tiered"), (1, 5))
     presets = {
         "anil": "ANIL",
-        "anil-emo": "ANIL + EMO (ours)",
+        "anil-emo-paper": "ANIL + EMO (literal)",
         "arml": "ARML",
         "arml-emo-paper": "ARML + EMO (literal)",
         "arml-emo": "ARML + EMO (ours)",
