@@ -20,6 +20,7 @@ from torchemo.runs.folder import RunFolder, lock
 from torchemo.toml import dumps
 from torchemo.train import StepReport
 from torchemo.trained import read_config
+from torchemo.types import Params
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
@@ -258,6 +259,8 @@ class _Run:
         step = self.trainer.iteration
         if self.saved_at == step:
             return
+        groups = {name: group for name, group in self.trainer.state().items() if group}
+        _refuse_divergence(groups, step)
         if self.log is not None:
             self.log.flush()
         source = self.experiment.source
@@ -271,7 +274,7 @@ class _Run:
         checkpoint.publish(
             self.root,
             step,
-            groups={name: group for name, group in self.trainer.state().items() if group},
+            groups=groups,
             info=info,
             config_hash=config_hash(self.experiment.config),
         )
@@ -288,6 +291,17 @@ class _Run:
     def _outcome(self, ended: Literal["finished", "early", "stopped"]) -> Outcome:
         best = self.progress
         return Outcome(self.trainer.iteration, best.best_step, best.best_score, ended)
+
+
+def _refuse_divergence(groups: Mapping[str, Params], step: int) -> None:
+    """Say that training diverged where a step left numbers that no checkpoint may hold."""
+    for group in groups.values():
+        for name, tensor in group.items():
+            if not bool(tensor.isfinite().all()):
+                raise Diverged(
+                    f"outer step {step}: '{name}' is not finite any more.",
+                    hint="Lower the outer rate, or set outer.clip.",
+                )
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

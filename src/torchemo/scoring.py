@@ -75,19 +75,24 @@ def score_run(
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
         accuracy after every inner step; with means and intervals.
     """
+    record = {"run": str(root), "on": on, **score_tasks(experiment, protocol, progress=progress)}
+    RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
+    return record
+
+
+def score_tasks(
+    experiment: Experiment,
+    protocol: Protocol,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Evaluate a run on test tasks and return the record that `score_run` writes, without its place."""
     emo = experiment.trainer.emo
     before = memory_digest(emo)
     scores = _scores(experiment, protocol, progress)
     if memory_digest(emo) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
-    record = {
-        "run": str(root),
-        "memory_sha256": before,
-        "on": on,
-        **_record(experiment, protocol, scores),
-    }
-    RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
-    return record
+    return {"memory_sha256": before, **_record(experiment, protocol, scores)}
 
 
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:

@@ -17,6 +17,7 @@ from torchemo.cli.doctor import DoctorCommand
 from torchemo.cli.evaluate import CompareCommand, EvalCommand
 from torchemo.cli.memory import MemoryCommand
 from torchemo.cli.report import ReportCommand
+from torchemo.cli.study import StudyCommand
 from torchemo.cli.train import TrainCommand
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "eval": EvalCommand,
     "compare": CompareCommand,
     "report": ReportCommand,
+    "study": StudyCommand,
     "data": DataCommand,
     "memory": MemoryCommand,
     "checkpoint": CheckpointCommand,
