@@ -34,6 +34,9 @@ REQUESTS = {
     "verbs": {"work": TINY, "repeats": 1, "k": [1], "parameters": [10]},
     "search": {"slots": [3, 30], "indices": ["exact"], "repeats": 1},
     "data": {"cases": [("regression:hsml4", 16, 4)], "batches": 1, "repeats": 1},
+    "sampling": {"work": TINY, "repeats": 1},
+    "packing": {"size": 16, "pictures": 80, "repeats": 1},
+    "mapped": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
     "limit": {"works": [TINY], "workers": [1], "repeats": 1},
     "growth": {"work": TINY, "steps": 10, "workers": 1},
     "training": {"preset": "maml", "size": 16, "workers": 1, "steps": 1, "repeats": 1},
@@ -48,6 +51,16 @@ def test_every_measurement_becomes_a_table(name):
     (table,) = tables({"cases": {"the case": json.loads(json.dumps(case))}})
     assert table.rows
     assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_a_memory_map_may_be_larger_than_what_stays_resident():
+    request = {"size": 84, "megabytes": 256, "cache_mb": 64, "batches": 60}
+    found = in_fresh_process("mapped", request, keep=True)
+    assert found["times_let_go"] > 0
+    assert found["seen"][-1]["batch"] == 60
+    # 60 batches of 4 tasks show 400 MB of pixels, as float32 four times as much.
+    assert max(one["anonymous_mb"] for one in found["seen"]) < 600
+    assert abs(found["growth"]) < 0.1
 
 
 def test_a_fresh_process_has_its_own_peak_memory():

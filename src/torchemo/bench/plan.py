@@ -123,12 +123,25 @@ def memory_plan(*, quick: bool) -> dict[str, Case]:
 
 
 def data_plan(*, quick: bool) -> dict[str, Case]:
-    """Embedded pictures and regression."""
+    """Embedded tasks; a packed set as a share of a step; packing; a memory map larger than the cache."""
     cases = [("procedural", 16, 1)]
     if not quick:
         cases = [("procedural", s, k) for s in (28, 84) for k in (1, 5)]
         cases.append(("regression:hsml4", 28, 10))
-    return {"episodes": Case("data", {"cases": cases, "batches": 2 if quick else 25, "repeats": 3})}
+    size = 16 if quick else 84
+    work = _work(quick, size=size, adapt_bn=False)
+    mapped = {"size": size, "megabytes": 64, "cache_mb": 64, "batches": 20}
+    if not quick:
+        mapped |= {"megabytes": 4096, "cache_mb": 512, "batches": 2000}
+    return {
+        "episodes": Case("data", {"cases": cases, "batches": 2 if quick else 25, "repeats": 3}),
+        "share of a step": Case("sampling", {"work": work, "repeats": 2 if quick else 9}),
+        "packing": Case(
+            "packing",
+            {"size": size, "pictures": 80 if quick else 4000, "repeats": 2 if quick else 5},
+        ),
+        "memory map": Case("mapped", mapped),
+    }
 
 
 def limit_plan(*, quick: bool) -> dict[str, Case]:

@@ -21,6 +21,9 @@ MEASUREMENTS = {
     "verbs": "torchemo.bench.memory:verbs",
     "search": "torchemo.bench.memory:search",
     "data": "torchemo.bench.data:measure",
+    "sampling": "torchemo.bench.packed:sampling",
+    "packing": "torchemo.bench.packed:packing",
+    "mapped": "torchemo.bench.packed:mapped",
     "limit": "torchemo.bench.limit:measure",
     "resnet12": "torchemo.bench.limit:resnet12",
 }

@@ -64,6 +64,9 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
         "verbs": _verbs,
         "search": _search,
         "data": _data,
+        "sampling": _sampling,
+        "packing": _packing,
+        "mapped": _mapped,
         "limit": _limit,
         "resnet12": _resnet12,
         "growth": _growth,
@@ -173,6 +176,39 @@ def _data(name: str, case: Mapping[str, Any]) -> Table:
     ]
     columns = ["source", "px", "shots", "episodes / s", "opened in, s"]
     return Table("tasks drawn in batches of four", columns, rows)
+
+
+def _sampling(name: str, case: Mapping[str, Any]) -> Table:
+    work = case["request"]["work"]
+    rows = [
+        ["drawing the tasks from a packed set", seconds(case["tasks"]), percent(case["share"])],
+        ["the second-order step", seconds(case["step"]), ""],
+    ]
+    title = f"tasks of an outer step, {work['size']} px, one thread, processor time"
+    return Table(title, ["what", "time", "share of the step"], rows)
+
+
+def _packing(name: str, case: Mapping[str, Any]) -> Table:
+    rate = {n: f"{found['median']:,.0f}" for n, found in case["per_second"].items()}
+    rows = [
+        ["data pack: decode, write, sync, verify", rate["pack"], percent(case["share_of_decoder"])],
+        ["Pillow: decode alone", rate["decode"], ""],
+    ]
+    title = f"{case['pictures']:,} JPEG files of {case['request']['size']} px, one thread"
+    return Table(title, ["what", "pictures / s", "share of the decoder's speed"], rows)
+
+
+def _mapped(name: str, case: Mapping[str, Any]) -> Table:
+    rows = [
+        [f"{one['batch']:,}", f"{one['anonymous_mb']:.1f}", f"{one['mapped_mb']:.0f}"]
+        for one in case["seen"]
+    ]
+    asked = case["request"]
+    title = (
+        f"a memory map of {asked['megabytes']:,} MB of which {asked['cache_mb']} MB may stay resident:"
+        f" own memory {case['growth']:+.2%} after the first tenth"
+    )
+    return Table(title, ["batches of 4 tasks", "own, MB", "mapped, MB"], rows)
 
 
 def _limit(name: str, case: Mapping[str, Any]) -> Table:

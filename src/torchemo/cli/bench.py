@@ -20,7 +20,8 @@ class BenchCommand:
             Literal["step", "memory", "data", "limit", "growth"],
             tyro.conf.arg(
                 help="step: the outer step against other packages (8 minutes). memory: recall, combine,"
-                " remember (3). data: episodes per second. limit: share of the processor's peak."
+                " remember (3). data: episodes per second, their share of a step, packing."
+                " limit: share of the processor's peak."
                 " growth: resident memory over 10 000 steps."
             ),
         ]
