@@ -39,8 +39,8 @@ class DemoCommand:
         from torchemo.demo import RUNS, DemoConfig, run_demo
         from torchemo.report import write_comparison_report, write_run_report
 
-        self._fresh_folder()
         config = DemoConfig(self.iterations, self.test_tasks, self.seed)
+        self._fresh_folder()
         found = run_demo(
             self.out,
             config,
