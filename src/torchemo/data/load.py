@@ -52,7 +52,8 @@ def load(
     if is_packed(path) and splits is None and domain is None:
         index = open_packed(path)
         size = (image_size,) * 2 if image_size is not None else index.shape[1:]
-        if index.shape == (channels or index.shape[0], *size):
+        planes = index.shape[0] if channels is None else channels
+        if index.shape == (planes, *size):
             return index
     listing = find(path, splits=splits, domain=domain, boxes=boxes)
     return read(
