@@ -35,7 +35,13 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
     out = tmp_path / "answers"
     found = torchemo(*words(picture_runs / "memory", folders, "--out", out))
     assert found.code == 0
-    for text in ("black.png", "white.png", "runner-up", "recalled slots: ", "(colours, "):
+    for text in (
+        "black.png",
+        "white.png",
+        "runner-up",
+        "recalled slots, with their distance: ",
+        "(colours, ",
+    ):
         assert text in found.out
     saved = json.loads((out / "predictions.json").read_text())
     assert saved["classes"] == {"black": 2, "white": 3}

@@ -79,7 +79,8 @@ def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--preset", "maml-emu"), 2, "unknown preset 'maml-emu'"),
+        (("--preset", "maml-emu"), 2, "Did you mean 'maml-emo'?"),
+        (("--preset", "zzz"), 2, "Known: maml, maml-emo, "),
         (("--options", "train.iteration=5"), 2, "Did you mean 'train.iterations'?"),
         (("--options", "train.iterations"), 2, "should be KEY=VALUE"),
         (("--options", "train.iterations=many"), 2, "should be int, got 'many'"),

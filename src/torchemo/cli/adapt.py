@@ -73,8 +73,10 @@ def _show(answers: "Answers") -> None:
     print_table(answers.method, ["file", "predicted", "probability", "runner-up"], rows)
     if answers.recalled:
         slots = ", ".join(
-            f"{one.slot} ({one.domain or 'domain not remembered'}, {one.distance:.3f})"
+            f"{one.slot} ({'' if one.domain is None else f'{one.domain}, '}{one.distance:.3f})"
             for one in answers.recalled[:5]
         )
         more = len(answers.recalled) - 5
-        print(f"recalled slots: {slots}{f' and {more} more' if more > 0 else ''}")
+        print(
+            f"recalled slots, with their distance: {slots}{f' and {more} more' if more > 0 else ''}"
+        )

@@ -302,7 +302,8 @@ def _show(report: "CheckReport", path: Path, tasks: str) -> None:
     )
     _print_some("same name", [", ".join(names) for names in report.colliding])
     if len(report.duplicates) > len(leaks):
-        print(f"{len(report.duplicates) - len(leaks)} pictures are there twice in one split")
+        twice = len(report.duplicates) - len(leaks)
+        print(f"{twice} {'picture is' if twice == 1 else 'pictures are'} there twice in one split")
     for split in _absent(report):
         print(f"no class has split {split}: training needs train, val and test")
     _print_some("problem", list(report.problems))
