@@ -26,8 +26,9 @@ from torchemo.learners import Learner
 from torchemo.memory import EpisodicMemory
 from torchemo.memory_state import saved
 from torchemo.recognition import SelfRecognition
-from torchemo.retrieval import INDICES, Retrieval
+from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
+from torchemo.search import INDICES
 from torchemo.step import outer_step
 from torchemo.types import Params
 
