@@ -27,6 +27,8 @@ class MemoryConfig:
     """LRU: probability of overwriting the most recently used slot instead."""
     value_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """How values are kept."""
+    values_dir: str | None = None
+    """Keep values in memory-mapped files in this folder, so that the store may exceed RAM; None: in RAM."""
     max_age: int | None = None
     """Slots written more batches ago than this are not recalled (A23)."""
     min_fill: int = 1
@@ -92,8 +94,11 @@ class RetrievalConfig:
     """Initial temperature of softmax weights; learned."""
     null_distance: float | None = None
     """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
-    index: Literal["exact", "random"] = "exact"
-    """random: a control that recalls arbitrary slots."""
+    index: Literal["exact", "random", "approximate"] = "exact"
+    """random: a control that recalls arbitrary slots. approximate: for 10^5 slots and more; exact below 10^4.
+    Needs the extra ``ann``."""
+    probes: int = 32
+    """approximate: cells of keys to look at; more find more and take longer."""
 
 
 @final
@@ -165,6 +170,13 @@ class EMOConfig:
             )
         if self.memory.write == "consolidate" and self.retrieval.weights != "softmax":
             raise ConfigError("memory.write = consolidate needs retrieval.weights = softmax.")
+        wide = self.retrieval.k is None or self.memory.max_age is not None
+        if self.retrieval.index == "approximate" and (wide or self.memory.write == "consolidate"):
+            raise ConfigError(
+                "retrieval.index = approximate needs a number k, no memory.max_age, and"
+                " memory.write = replace.",
+                hint="Use retrieval.index = exact.",
+            )
 
 
 @final

@@ -327,6 +327,7 @@ class EMO(nn.Module):
         else:
             self.memory.write(keys, values, notes=notes)
         self.memory.end_batch()
+        self.retrieval.learn(self.memory)
         every = self.policy.rekey_every
         if every is not None and int(self.memory.ledger.iteration) % every == 0:
             self.rekey(params)

@@ -6,7 +6,6 @@ carried back once more into what all tasks share: the initialisation, the rates,
 slot keys. So the result does not depend on how the tasks are spread over calls.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,37 +14,17 @@ from torch import Tensor
 
 from torchemo.emo import EMO
 from torchemo.episode import check_episode
-from torchemo.inner import task_gradients
+from torchemo.heads import answer_heads, separable, solve_heads
 from torchemo.learners.learner import Learner, network_names
 from torchemo.models.norm import update_running
 from torchemo.retrieval import slice_recall
-from torchemo.tree import cat, detach, expand, leaves, select, tree_map
-from torchemo.types import Batch, Episode, Params, Recall, Start
+from torchemo.solve import Solved, merge, solve, start_of, tasks_of
+from torchemo.tree import detach, expand, leaves, select, tree_map
+from torchemo.types import Episode, Params, Recall, Start
 from torchemo.workers import run_tasks
 
-
-class Solved(NamedTuple):
-    """What adapting some tasks gives back to the outer loop; every tensor has their task axis.
-
-    Attributes:
-        losses: Outer losses.
-        support_losses: Support losses before each inner step.
-        theta: Rows of the outer gradient in the tasks' starts.
-        rates: Rows in their rates.
-        weights: Rows in their recall weights.
-        aggregator: Gradient in the aggregator's parameters, summed over these tasks.
-        values: What to remember of the tasks, unless it is their rows.
-        statistics: Normalisation statistics seen at inner steps.
-    """
-
-    losses: Float[Tensor, " task"]
-    support_losses: Float[Tensor, "task step"]
-    theta: Params
-    rates: Params
-    weights: Float[Tensor, "task m"] | None
-    aggregator: list[Tensor]
-    values: Params
-    statistics: dict[int, Params]
+TOGETHER = 100_000
+"""Networks on vectors with fewer parameters are bound by the interpreter, not by arithmetic."""
 
 
 class OuterStep(NamedTuple):
@@ -100,13 +79,18 @@ def outer_step(
         base = emo.offset(base, recall)
     base_leaves, extra_leaves = leaves(base), leaves(extras)
     start = learner.start({**theta, **extra_leaves}, episode.support, base=base_leaves)
-    groups = _groups(params, episode, batched)
 
     def work(group: slice) -> Solved:
         part = None if recall is None else slice_recall(recall, group)
-        return solve(learner, _part(start, group), _tasks(episode, group), emo=emo, recall=part)
+        return solve(
+            learner, start_of(start, group), tasks_of(episode, group), emo=emo, recall=part
+        )
 
-    solved = _merge(run_tasks(work, groups, workers=workers))
+    groups = _groups(params, episode, batched)
+    if len(groups) > 1 and separable(learner, emo, recall):
+        solved = solve_heads(learner, start, episode, emo=emo, recall=recall, workers=workers)
+    else:
+        solved = merge(run_tasks(work, groups, workers=workers))
     rows, extra_gradients = _through_start(start, solved, base_leaves, extra_leaves)
     rows = {n: row for n, row in rows.items() if n not in learner.loop.model.buffers}
     gradients = tree_map(lambda row: row.mean(0), rows)
@@ -132,10 +116,6 @@ def outer_step(
     )
 
 
-TOGETHER = 100_000
-"""Networks on vectors with fewer parameters are bound by the interpreter, not by arithmetic."""
-
-
 def runs_together(params: Params, episode: Episode) -> bool:
     """Choose how tasks are run where nobody else does: all in one call, or one by one.
 
@@ -150,51 +130,6 @@ def runs_together(params: Params, episode: Episode) -> bool:
     x = episode.support.x
     small = x.ndim == 3 and sum(p.numel() for p in params.values()) < TOGETHER
     return x.device.type != "cpu" or small
-
-
-def solve(
-    learner: Learner,
-    start: Start,
-    episode: Episode,
-    *,
-    emo: EMO | None = None,
-    recall: Recall | None = None,
-) -> Solved:
-    """Adapt some tasks from fresh leaves and differentiate their outer losses in these."""
-    fixed = set(learner.loop.model.buffers)
-    theta = {n: t.detach() if n in fixed else _leaf(t) for n, t in start.theta.items()}
-    rates = None if start.rates is None else {n: _leaf(r) for n, r in start.rates.items()}
-    bound, weights = None, None
-    shared: list[Tensor] = []
-    if emo is not None and recall is not None:
-        if recall.weights.requires_grad and not emo.consolidates:
-            weights = _leaf(recall.weights)
-            recall = recall._replace(weights=weights)
-        bound = emo.bind(recall)
-        shared = [p for p in emo.aggregator.parameters() if p.requires_grad]
-    fresh = Start(theta, rates)
-    adapted = learner.adapt(fresh, episode.support, bound=bound)
-    query = None
-    if emo is not None and emo.policy.content == "query":
-        query = _query_gradient(learner, adapted.theta, episode.query)
-    names = [n for n in theta if n not in fixed]
-    rate_leaves = list((rates or {}).values())
-    wanted = [theta[n] for n in names] + rate_leaves + ([] if weights is None else [weights])
-    losses, rows = learner.outer(fresh, adapted, episode.query, leaves=wanted + shared)
-    values: Params = {}
-    if emo is not None and emo.policy.content != "meta":
-        values = emo.value(adapted.gradients, query=query, extra=adapted.extra_values)
-    n, r = len(names), len(rate_leaves)
-    return Solved(
-        losses=losses,
-        support_losses=adapted.losses,
-        theta=dict(zip(names, rows[:n], strict=True)),
-        rates=dict(zip(rates or {}, rows[n : n + r], strict=True)),
-        weights=None if weights is None else rows[n + r],
-        aggregator=rows[len(wanted) :],
-        values=values,
-        statistics={step: detach(seen) for step, seen in (adapted.statistics or {}).items()},
-    )
 
 
 def predict(
@@ -225,12 +160,16 @@ def predict(
             base = emo.offset(base, recall)
         start = learner.start({**theta, **extras}, episode.support, base=base)
         groups = _groups(params, episode, batched)
+        if len(groups) > 1 and separable(learner, emo, recall):
+            return answer_heads(
+                learner, start, episode, emo=emo, recall=recall, steps=steps, workers=workers
+            )
 
         def answer(group: slice) -> list[Tensor]:
             bound = None
             if emo is not None and recall is not None:
                 bound = emo.bind(slice_recall(recall, group))
-            part, begin = _tasks(episode, group), _part(start, group)
+            part, begin = tasks_of(episode, group), start_of(start, group)
             adapted = learner.adapt(begin, part.support, bound=bound, steps=steps, order=0)
             return learner.loop.outputs(adapted, part.query.x, steps=range(steps + 1))
 
@@ -247,15 +186,6 @@ def _recall(emo: EMO, theta: Params, episode: Episode) -> Recall:
         domain=episode.domain,
         index=episode.index,
     )
-
-
-def _query_gradient(learner: Learner, theta: Params, query: Batch) -> Params:
-    """Differentiate the query loss at theta_S in theta_S itself."""
-    end = tree_map(_leaf, theta)
-    loop = learner.loop
-    with torch.enable_grad():
-        losses = loop.loss(loop.model.at(loop.steps)(end, query.x), query.y)
-        return task_gradients(losses, select(end, loop.names(end)))
 
 
 def _through_start(
@@ -314,39 +244,7 @@ def _outputs(learner: Learner, theta: Params) -> int | None:
     return theta[head[0]].shape[0] if head and head[0] in theta else None
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
-
-
 def _split(params: Params) -> tuple[Params, Params]:
     names = network_names(params)
     theta = select(params, names)
     return theta, {n: p for n, p in params.items() if n not in theta}
-
-
-def _part(start: Start, group: slice) -> Start:
-    rates = None if start.rates is None else tree_map(lambda r: r[group], start.rates)
-    return Start(tree_map(lambda t: t[group], start.theta), rates)
-
-
-def _tasks(episode: Episode, group: slice) -> Episode:
-    return Episode(
-        Batch(episode.support.x[group], episode.support.y[group]),
-        Batch(episode.query.x[group], episode.query.y[group]),
-    )
-
-
-def _merge(parts: Sequence[Solved]) -> Solved:
-    """Join tasks in order; what they share is summed in that order."""
-    aggregator = [torch.stack(g).sum(0) for g in zip(*(p.aggregator for p in parts), strict=True)]
-    weights = [p.weights for p in parts if p.weights is not None]
-    return Solved(
-        losses=torch.cat([p.losses for p in parts]),
-        support_losses=torch.cat([p.support_losses for p in parts]),
-        theta=cat([p.theta for p in parts]),
-        rates=cat([p.rates for p in parts]),
-        weights=torch.cat(weights) if weights else None,
-        aggregator=aggregator,
-        values=cat([p.values for p in parts]),
-        statistics={s: cat([p.statistics[s] for p in parts]) for s in parts[0].statistics},
-    )

@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
-from torchemo.aggregators import Sum
 from torchemo.bench.clock import Spread, Variant, interleave, rows, seconds_per_call, spread
+from torchemo.bench.stores import K, full_of_vectors, unit_keys
 from torchemo.bench.work import Work
 from torchemo.build import build_emo
 from torchemo.config import (
@@ -20,19 +18,14 @@ from torchemo.config import (
     RetrievalConfig,
     ValueConfig,
 )
-from torchemo.controllers import CONTROLLERS
 from torchemo.emo import EMO
 from torchemo.learners import Learner
-from torchemo.memory import EpisodicMemory
-from torchemo.memory_state import saved
 from torchemo.recognition import SelfRecognition
-from torchemo.retrieval import INDICES, Retrieval
 from torchemo.rng import generator_for
 from torchemo.step import outer_step
 from torchemo.types import Params
 
-CAPACITY, K, KEY_DIM = 200, 20, 64
-TASKS = 4
+CAPACITY, TASKS = 200, 4
 
 
 # -- shares of the step ----------------------------------------------------------------------------
@@ -120,9 +113,12 @@ def verbs(request: Mapping[str, Any]) -> dict[str, Any]:
     support = work.episode().support
     encode = seconds_per_call(lambda: encoder.encode(support), repeats=repeats)
     by_k = [
-        {"value": k, **_verbs(_vectors(CAPACITY, size=32_645, k=k), repeats)} for k in request["k"]
+        {"value": k, **_verbs(full_of_vectors(CAPACITY, size=32_645, k=k), repeats)}
+        for k in request["k"]
     ]
-    by_size = [{"value": n, **_verbs(_vectors(50, size=n), repeats)} for n in request["parameters"]]
+    by_size = [
+        {"value": n, **_verbs(full_of_vectors(50, size=n), repeats)} for n in request["parameters"]
+    ]
     return {
         "tasks": TASKS,
         "encode": encode,
@@ -132,46 +128,8 @@ def verbs(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def search(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Time recall (one key) and remember against the number of slots, for each index and controller."""
-    found: dict[str, Any] = {"key_dim": KEY_DIM, "k": K, "recall": {}, "remember": {}}
-    for name in request["indices"]:
-        found["recall"][name] = [
-            {"value": slots, **_recall_cost(slots, name, request["repeats"])}
-            for slots in request["slots"]
-        ]
-    for controller in CONTROLLERS:
-        found["remember"][controller] = [
-            {"value": slots, "seconds": _write_cost(slots, controller, request["repeats"])}
-            for slots in request["slots"]
-        ]
-    return found
-
-
-def _recall_cost(slots: int, index: str, repeats: int) -> dict[str, Any]:
-    emo = _vectors(slots, size=16, index=index)
-    keys = _keys(32, "queries")
-    one = iter(range(10**9))
-    cost = seconds_per_call(
-        lambda: emo.recall(keys[(i := next(one) % 32) : i + 1]), repeats=repeats
-    )
-    exact = _vectors(slots, size=16)
-    hits = [
-        len(set(emo.recall(k).slots[0].tolist()) & set(exact.recall(k).slots[0].tolist()))
-        for k in keys[:8, None]
-    ]
-    return {"seconds": cost, "recall_rate": sum(hits) / (8 * min(K, slots))}
-
-
-def _write_cost(slots: int, controller: str, repeats: int) -> Spread:
-    emo = _vectors(slots, size=16)
-    emo.memory.controller = CONTROLLERS[controller]()
-    key, value = _keys(1, "write"), {"w": torch.ones(1, 16)}
-    return seconds_per_call(lambda: emo.memory.write(key, value), repeats=repeats)
-
-
 def _verbs(emo: EMO, repeats: int) -> dict[str, Spread]:
-    keys = _keys(TASKS, "queries", emo.memory.key_dim)
+    keys = unit_keys(TASKS, "queries", emo.memory.key_dim)
     recall = emo.recall(keys)
     g = generator_for(0, "gradients")
     grads = {n: torch.randn(TASKS, *v.shape[1:], generator=g) for n, v in emo.memory.values.items()}
@@ -193,22 +151,4 @@ def fill(emo: EMO, learner: Learner, params: Params) -> None:
     if not emo.consolidates:
         names = learner.loop.names(params)
     values = {n: 0.01 * torch.randn(memory.capacity, *params[n].shape, generator=g) for n in names}
-    memory.write(_keys(memory.capacity, "slots", memory.key_dim), values)
-
-
-def _vectors(slots: int, *, size: int, k: int = K, index: str = "exact") -> EMO:
-    """Return EMO whose full memory holds one vector of ``size`` numbers in each slot."""
-    memory = EpisodicMemory(slots, KEY_DIM)
-    memory.write(_keys(1, "first"), {"w": torch.ones(1, size)})
-    # Slot by slot a million writes would take longer than what is measured.
-    state = dict(saved(memory))
-    state["keys"] = _keys(slots, "slots")
-    state["ledger.filled"] = torch.tensor(slots)
-    state["ledger.accessed"] = state["ledger.written"] = torch.arange(1, slots + 1)
-    state["ledger.now"] = torch.tensor(slots)
-    memory.load_state_dict(state)
-    return EMO(memory, Retrieval(k, index=INDICES[index]()), Sum())
-
-
-def _keys(count: int, name: str, dim: int = KEY_DIM) -> Tensor:
-    return normalize(torch.randn(count, dim, generator=generator_for(0, "keys", name)), dim=1)
+    memory.write(unit_keys(memory.capacity, "slots", memory.key_dim), values)

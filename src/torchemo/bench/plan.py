@@ -1,6 +1,7 @@
 """What `torchemo bench` measures: the cases of each sub-command, in full and quick."""
 
 from collections.abc import Callable, Mapping
+from importlib import util
 from typing import Any, NamedTuple
 
 SMALL = {"size": 16, "filters": 8, "tasks": 2, "steps": 2, "n_query": 2}
@@ -104,7 +105,6 @@ def memory_plan(*, quick: bool) -> dict[str, Case]:
     size = 16 if quick else 84
     work = _work(quick, size=size, adapt_bn=False)
     repeats = 2 if quick else 5
-    slots = [10, 100, 1000] if quick else [10, 100, 1000, 10_000, 100_000, 1_000_000]
     return {
         "shares of the step": Case("shares", {"work": work, "repeats": repeats}),
         "verbs": Case(
@@ -116,10 +116,20 @@ def memory_plan(*, quick: bool) -> dict[str, Case]:
                 "parameters": [1000] if quick else [1000, 10_000, 100_000, 1_000_000],
             },
         ),
-        "search": Case(
-            "search", {"slots": slots, "indices": ["exact"], "repeats": 2 if quick else 3}
+        "search": Case("search", _search(quick)),
+        "values in mapped files": Case(
+            "mapped", {"slots": 1000 if quick else 100_000, "numbers": 4096}
         ),
     }
+
+
+def _search(quick: bool) -> dict[str, Any]:
+    slots = [10, 100, 1000] if quick else [10, 100, 1000, 10_000, 100_000, 1_000_000]
+    recall = [("exact", "clusters", slots)]
+    if util.find_spec("faiss") is not None:
+        large = [10_000] if quick else [10_000, 100_000, 1_000_000]
+        recall += [("approximate", "clusters", large), ("approximate", "uniform", large[:2])]
+    return {"recall": recall, "remember": slots, "repeats": 2 if quick else 3}
 
 
 def data_plan(*, quick: bool) -> dict[str, Case]:
@@ -157,12 +167,9 @@ def limit_plan(*, quick: bool) -> dict[str, Case]:
 
 def growth_plan(*, quick: bool) -> dict[str, Case]:
     """Resident memory over many outer steps of a small second-order step with memory."""
-    work = {"size": 28, "tasks": 2, "steps": 2, "n_query": 1, "n_way": 3}
+    work = {"size": 28, "tasks": 2, "steps": 1, "n_query": 1, "n_way": 2}
     steps = 20 if quick else 10_000
-    return {
-        f"{workers} worker(s)": Case("growth", {"work": work, "steps": steps, "workers": workers})
-        for workers in ((2,) if quick else (1, 2))
-    }
+    return {"2 workers": Case("growth", {"work": work, "steps": steps, "workers": 2})}
 
 
 PLANS: Mapping[str, Callable[..., dict[str, Case]]] = {

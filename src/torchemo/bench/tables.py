@@ -63,6 +63,7 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
         "shares": _shares,
         "verbs": _verbs,
         "search": _search,
+        "mapped": _mapped,
         "data": _data,
         "sampling": _sampling,
         "packing": _packing,
@@ -150,17 +151,34 @@ def _verbs(name: str, case: Mapping[str, Any]) -> Table:
 
 def _search(name: str, case: Mapping[str, Any]) -> Table:
     rows = [
-        ["recall", index, f"{one['value']:,}", seconds(one["seconds"]), f"{one['recall_rate']:.3f}"]
-        for index, points in case["recall"].items()
-        for one in points
+        [
+            "recall",
+            f"{one['index']}, {one['spread']}",
+            f"{one['slots']:,}",
+            seconds(one["seconds"]),
+            f"{one['found']:.3f}",
+        ]
+        for one in case["recall"]
     ]
     rows += [
-        ["remember", controller, f"{one['value']:,}", seconds(one["seconds"]), ""]
-        for controller, points in case["remember"].items()
-        for one in points
+        ["remember", one["controller"], f"{one['slots']:,}", seconds(one["seconds"]), ""]
+        for one in case["remember"]
     ]
     title = f"recall and remember one task, {case['key_dim']} dimensions, k = {case['k']}"
     return Table(title, ["verb", "with", "slots", "wall", "found of the exact"], rows)
+
+
+def _mapped(name: str, case: Mapping[str, Any]) -> Table:
+    request = case["request"]
+    rows = [
+        ["store", f"{request['slots']:,} slots of {4 * request['numbers']:,} bytes"],
+        ["its size, MB", f"{case['store_mb']:,.0f}"],
+        ["private memory it took, MB", f"{case['private_growth_mb']:.0f}"],
+        ["write a slot, first tenth", seconds(case["write_early"])],
+        ["write a slot, last tenth", seconds(case["write_late"])],
+        ["read 20 slots", seconds(case["read_20_slots"])],
+    ]
+    return Table(name, ["what", "measured"], rows)
 
 
 def _data(name: str, case: Mapping[str, Any]) -> Table:
