@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.cli.output import print_json, print_table
-from torchemo.errors import ConfigError
+from torchemo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torchemo.study.job import Ended
@@ -151,9 +151,46 @@ class RunStudy:
 
     def _show(self, result: dict[str, Any], folder: Path, failures: "list[Ended]") -> None:
         if not self.json:
-            print(f"{result['entry']}: {folder}")
+            _show_tables(result)
+            print(f"{folder}/report.html")
         for end in failures:
             print(f"run {end.run} failed: {end.why}", file=sys.stderr)
+
+
+@final
+@dataclass(frozen=True)
+class ShowStudy:
+    """Show what a study found: its tables beside the paper's numbers."""
+
+    name: tyro.conf.Positional[Name]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] | None = None
+    """Only this scale."""
+    tasks: Literal["pictures", "regression"] | None = None
+    """Only these tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import read_results
+
+        entry = entry_of(self.name)
+        found = read_results(self.out, entry.name, scale=self.scale, tasks=self.tasks)
+        if not found:
+            raise DataError(
+                f"{self.out} has no result of {entry.name}.",
+                hint=f"Make one with: torchemo study run {entry.name} --scale smoke",
+            )
+        if self.json:
+            print_json(found)
+        else:
+            for result in found:
+                _show_tables(result)
+        return 0
 
 
 class _Progress:
@@ -195,6 +232,14 @@ class _Progress:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
 
+def _show_tables(result: dict[str, Any]) -> None:
+    from torchemo.study.tables import about, tables
+
+    print(f"{result['entry']}: {result['title']}. {about(result)}")
+    for table in tables(result):
+        print_table(table.title, table.columns, table.rows)
+
+
 def _rounded(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
@@ -207,6 +252,7 @@ class StudyCommand:
     action: (
         Annotated[ListStudies, tyro.conf.subcommand("list")]
         | Annotated[RunStudy, tyro.conf.subcommand("run")]
+        | Annotated[ShowStudy, tyro.conf.subcommand("show")]
     )
 
     def run(self) -> int:

@@ -111,13 +111,7 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     d = a[:seeds] - b[:seeds]
     paired = paired_difference(a[:seeds].mean(0), b[:seeds].mean(0))
     found: dict[str, Any] = {
-        "name": contrast.name,
-        "cell": contrast.cell,
-        "against": contrast.against,
-        "test": contrast.test,
-        "expect": contrast.expect,
-        "claims": list(contrast.claims),
-        "paper": contrast.paper,
+        **_named(contrast),
         "metric": first.metric,
         "means": [float(a.mean()), float(b.mean())],
         "tasks": int(d.shape[1]),
@@ -131,6 +125,25 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     better = METRICS[first.metric].higher_is_better
     found["verdict"] = judge(found, higher_is_better=better)
     return found
+
+
+def describe_diverged(contrast: Contrast, who: Sequence[str]) -> dict[str, Any]:
+    """Say that a contrast has no numbers because these cells diverged: what was claimed does not hold."""
+    verdict = "shown" if contrast.expect == "shown" else "does not hold"
+    return {**_named(contrast), "diverged": list(who), "verdict": verdict}
+
+
+def _named(contrast: Contrast) -> dict[str, Any]:
+    return {
+        "name": contrast.name,
+        "cell": contrast.cell,
+        "against": contrast.against,
+        "test": contrast.test,
+        "expect": contrast.expect,
+        "claims": list(contrast.claims),
+        "paper": contrast.paper,
+        "diverged": [],
+    }
 
 
 def save_scores(path: Path, scores: Mapping[str, TaskScores]) -> None:

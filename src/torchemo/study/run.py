@@ -12,6 +12,7 @@ from torchemo.scoring import Protocol
 from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
 from torchemo.study.job import Ended, Job, Scoring, is_done, read_json
+from torchemo.study.pages import write_pages
 from torchemo.study.plan import Sources, Study, run_id
 from torchemo.study.pool import Crew, OnStep
 from torchemo.study.result import (
@@ -19,6 +20,7 @@ from torchemo.study.result import (
     TaskScores,
     describe_cell,
     describe_contrast,
+    describe_diverged,
     read_scores,
     save_scores,
     write_json,
@@ -187,12 +189,19 @@ class StudyRun:
             known = {world: one for world, one in found.items() if one is not None}
             scores |= {f"{runs.cell.name}|{world}": one for world, one in known.items()}
             described.append(describe_cell(runs, known))
-        result = {**self._about(), "cells": described, "contrasts": self._contrasts(scores)}
+        diverged = {
+            cell["name"]
+            for cell in described
+            if any(run["ended"] == "diverged" for run in cell["runs"])
+        }
+        contrasts = self._contrasts(scores, diverged)
+        result = {**self._about(), "cells": described, "contrasts": contrasts}
         write_json(self.folder / "result.json", result)
         save_scores(self.folder / "scores.npz", scores)
+        write_pages(self.folder, result)
         return result
 
-    def _contrasts(self, scores: dict[str, TaskScores]) -> list[dict[str, Any]]:
+    def _contrasts(self, scores: dict[str, TaskScores], diverged: set[str]) -> list[dict[str, Any]]:
         world = {cell.name: cell.world for cell in self.study.cells}
         found = []
         for contrast in self.study.contrasts:
@@ -202,6 +211,9 @@ class StudyRun:
             ]
             if all(name in scores for name in names):
                 found.append(describe_contrast(contrast, *(scores[name] for name in names)))
+            elif diverged & {contrast.cell, contrast.against}:
+                who = sorted(diverged & {contrast.cell, contrast.against})
+                found.append(describe_diverged(contrast, who))
         return found
 
     def _about(self) -> dict[str, Any]:
