@@ -10,13 +10,14 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow lint clean
+.PHONY: help setup demo test unit shapes faults slow lint reproducibility clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
 	@echo "make demo    MAML against MAML with memory on the embedded tasks"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make unit    the fast tests only (under two minutes)"
+	@echo "make reproducibility   REPRODUCIBILITY.md from the recorded studies"
 
 setup: $(STAMP)
 
@@ -34,6 +35,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What the paper claims beside what was recorded, from the files in studies/.
+reproducibility: setup
+	$(BIN)/torchemo study reproducibility
 
 unit: setup
 	$(PYTEST) -m "not slow and not faults and not study"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchemo.study.plan import Study
 
 OUT = Path("runs/studies")
+RECORDS = Path("studies")
 
 Name: TypeAlias = Annotated[str, tyro.conf.arg(metavar="NAME")]
 
@@ -193,6 +194,64 @@ class ShowStudy:
         return 0
 
 
+@final
+@dataclass(frozen=True)
+class RecordStudy:
+    """Keep what studies found with the project, as small files."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] = "cpu"
+    """Which scale."""
+    tasks: Literal["pictures", "regression"] = "pictures"
+    """Which tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    to: Path = RECORDS
+    """Folder of records."""
+    json: bool = False
+    """Print the paths as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import record
+
+        kept = []
+        for name in self.names:
+            folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
+            kept += [str(path) for path in record(folder, self.to)]
+        if self.json:
+            print_json({"records": kept})
+        else:
+            print("\n".join(kept))
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class Reproducibility:
+    """Write REPRODUCIBILITY.md: every claim, table and figure beside what was recorded."""
+
+    records: Path = RECORDS
+    """Folder of records."""
+    out: Path = Path("REPRODUCIBILITY.md")
+    """The file."""
+    json: bool = False
+    """Print its path as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.reproducibility import reproducibility
+
+        self.out.write_text(reproducibility(self.records), encoding="utf-8")
+        if self.json:
+            print_json({"reproducibility": str(self.out)})
+        else:
+            print(self.out)
+        return 0
+
+
 class _Progress:
     """Progress over all runs of a study: one live line on a terminal, plain lines elsewhere."""
 
@@ -253,6 +312,8 @@ class StudyCommand:
         Annotated[ListStudies, tyro.conf.subcommand("list")]
         | Annotated[RunStudy, tyro.conf.subcommand("run")]
         | Annotated[ShowStudy, tyro.conf.subcommand("show")]
+        | Annotated[RecordStudy, tyro.conf.subcommand("record")]
+        | Annotated[Reproducibility, tyro.conf.subcommand("reproducibility")]
     )
 
     def run(self) -> int:

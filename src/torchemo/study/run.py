@@ -1,7 +1,7 @@
 """Running a study: choose rates on validation tasks, train every cell and seed, score once, put together."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -21,6 +21,7 @@ from torchemo.study.result import (
     describe_cell,
     describe_contrast,
     describe_diverged,
+    diverged,
     read_scores,
     save_scores,
     write_json,
@@ -183,25 +184,27 @@ class StudyRun:
 
     def _assemble(self, cells: list[CellRuns]) -> dict[str, Any]:
         scores: dict[str, TaskScores] = {}
+        failed: set[str] = set()
         described = []
         for runs in cells:
-            found = {world: read_scores(runs, world) for world in runs.files}
+            name = runs.cell.name
+            worlds = runs.files if self.study.entry.measure == "score" else {}
+            found = {world: read_scores(runs, world) for world in worlds}
             known = {world: one for world, one in found.items() if one is not None}
-            scores |= {f"{runs.cell.name}|{world}": one for world, one in known.items()}
+            scores |= {f"{name}|{world}": one for world, one in known.items()}
+            failed |= {f"{name}|{world}" for world in worlds if diverged(runs, world)}
             described.append(describe_cell(runs, known))
-        diverged = {
-            cell["name"]
-            for cell in described
-            if any(run["ended"] == "diverged" for run in cell["runs"])
-        }
-        contrasts = self._contrasts(scores, diverged)
+        contrasts = self._contrasts(scores, failed)
         result = {**self._about(), "cells": described, "contrasts": contrasts}
         write_json(self.folder / "result.json", result)
         save_scores(self.folder / "scores.npz", scores)
         write_pages(self.folder, result)
         return result
 
-    def _contrasts(self, scores: dict[str, TaskScores], diverged: set[str]) -> list[dict[str, Any]]:
+    def _contrasts(
+        self, scores: Mapping[str, TaskScores], failed: set[str]
+    ) -> list[dict[str, Any]]:
+        """Draw every contrast that has numbers; one whose cell diverged says so instead."""
         world = {cell.name: cell.world for cell in self.study.cells}
         found = []
         for contrast in self.study.contrasts:
@@ -211,8 +214,8 @@ class StudyRun:
             ]
             if all(name in scores for name in names):
                 found.append(describe_contrast(contrast, *(scores[name] for name in names)))
-            elif diverged & {contrast.cell, contrast.against}:
-                who = sorted(diverged & {contrast.cell, contrast.against})
+            elif failed & set(names):
+                who = [name.split("|")[0] for name in names if name in failed]
                 found.append(describe_diverged(contrast, who))
         return found
 

@@ -117,7 +117,7 @@ def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> Table:
             (
                 c["name"],
                 _paper_gain(c),
-                estimate(interval_of(c), c["metric"], sign=True),
+                estimate(interval_of(c), c["metric"], sign=True) + _relative(c),
                 domains if len(c["per_domain"]) > 1 else "",
                 _expected(c),
             )
@@ -129,6 +129,14 @@ def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> Table:
 def _paper_gain(contrast: Mapping[str, Any]) -> str:
     paper = contrast["paper"]
     return "" if paper is None else number(paper, sign=True, decimals=2)
+
+
+def _relative(contrast: Mapping[str, Any]) -> str:
+    """Errors of regression are told apart by their ratio."""
+    relative = contrast["relative"]
+    if METRICS[contrast["metric"]].higher_is_better or relative is None:
+        return ""
+    return f" ({number(100 * relative, sign=True, decimals=0)} %)"
 
 
 def _expected(contrast: Mapping[str, Any]) -> str:
