@@ -81,6 +81,8 @@ class RunStudy:
     """Folder of all studies."""
     seeds: tuple[int, ...] = ()
     """Training seeds; those of the scale by default."""
+    cells: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    """Only cells with such names, such as maml*; their controls go with them."""
     no_controls: bool = False
     """Leave out the controls."""
     jobs: int = 2
@@ -146,6 +148,7 @@ class RunStudy:
             entry,
             scale_of(self.scale, self.tasks),
             controls=not self.no_controls,
+            chosen=self.cells,
             seeds=self.seeds or None,
             options=self.options,
         )

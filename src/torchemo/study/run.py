@@ -1,6 +1,7 @@
 """Running a study: choose rates on validation tasks, train every cell and seed, score once, put together."""
 
 import hashlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,6 +246,10 @@ class StudyRun:
         ]
         if study.seeds != scale.seeds:
             words.append(f"--seeds {' '.join(map(str, study.seeds))}")
+        if study.chosen:
+            words.append(f"--cells {' '.join(map(shlex.quote, study.chosen))}")
+        if study.entry.measure == "score" and not study.controlled:
+            words.append("--no-controls")
         if study.options:
-            words.append(f"--options {' '.join(study.options)}")
+            words.append(f"--options {' '.join(map(shlex.quote, study.options))}")
         return " ".join(words)
