@@ -10,7 +10,7 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow lint bench clean
+.PHONY: help setup demo test unit shapes faults slow lint bench reproducibility clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make unit    the fast tests only (under two minutes)"
 	@echo "make bench   all speed records and docs/speed.md anew (15 minutes of an idle machine)"
+	@echo "make reproducibility   REPRODUCIBILITY.md from the recorded studies"
 
 setup: $(STAMP)
 
@@ -35,6 +36,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What the paper claims beside what was recorded, from the files in studies/.
+reproducibility: setup
+	$(BIN)/torchemo study reproducibility
 
 unit: setup
 	$(PYTEST) -m "not slow and not faults and not study"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.cli.output import print_json, print_table
-from torchemo.errors import ConfigError
+from torchemo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torchemo.study.job import Ended
     from torchemo.study.plan import Study
 
 OUT = Path("runs/studies")
+RECORDS = Path("studies")
 
 Name: TypeAlias = Annotated[str, tyro.conf.arg(metavar="NAME")]
 
@@ -80,6 +81,8 @@ class RunStudy:
     """Folder of all studies."""
     seeds: tuple[int, ...] = ()
     """Training seeds; those of the scale by default."""
+    cells: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    """Only cells with such names, such as maml*; their controls go with them."""
     no_controls: bool = False
     """Leave out the controls."""
     jobs: int = 2
@@ -145,15 +148,111 @@ class RunStudy:
             entry,
             scale_of(self.scale, self.tasks),
             controls=not self.no_controls,
+            chosen=self.cells,
             seeds=self.seeds or None,
             options=self.options,
         )
 
     def _show(self, result: dict[str, Any], folder: Path, failures: "list[Ended]") -> None:
         if not self.json:
-            print(f"{result['entry']}: {folder}")
+            _show_tables(result)
+            print(f"{folder}/report.html")
         for end in failures:
             print(f"run {end.run} failed: {end.why}", file=sys.stderr)
+
+
+@final
+@dataclass(frozen=True)
+class ShowStudy:
+    """Show what a study found: its tables beside the paper's numbers."""
+
+    name: tyro.conf.Positional[Name]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] | None = None
+    """Only this scale."""
+    tasks: Literal["pictures", "regression"] | None = None
+    """Only these tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import read_results
+
+        entry = entry_of(self.name)
+        found = read_results(self.out, entry.name, scale=self.scale, tasks=self.tasks)
+        if not found:
+            raise DataError(
+                f"{self.out} has no result of {entry.name}.",
+                hint=f"Make one with: torchemo study run {entry.name} --scale smoke",
+            )
+        if self.json:
+            print_json(found)
+        else:
+            for result in found:
+                _show_tables(result)
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class RecordStudy:
+    """Keep what studies found with the project, as small files."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] = "cpu"
+    """Which scale."""
+    tasks: Literal["pictures", "regression"] = "pictures"
+    """Which tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    to: Path = RECORDS
+    """Folder of records."""
+    json: bool = False
+    """Print the paths as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import record
+
+        kept = []
+        for name in self.names:
+            folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
+            kept += [str(path) for path in record(folder, self.to)]
+        if self.json:
+            print_json({"records": kept})
+        else:
+            print("\n".join(kept))
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class Reproducibility:
+    """Write REPRODUCIBILITY.md: every claim, table and figure beside what was recorded."""
+
+    records: Path = RECORDS
+    """Folder of records."""
+    out: Path = Path("REPRODUCIBILITY.md")
+    """The file."""
+    json: bool = False
+    """Print its path as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.reproducibility import reproducibility
+
+        self.out.write_text(reproducibility(self.records), encoding="utf-8")
+        if self.json:
+            print_json({"reproducibility": str(self.out)})
+        else:
+            print(self.out)
+        return 0
 
 
 class _Progress:
@@ -195,6 +294,14 @@ class _Progress:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
 
+def _show_tables(result: dict[str, Any]) -> None:
+    from torchemo.study.tables import about, tables
+
+    print(f"{result['entry']}: {result['title']}. {about(result)}")
+    for table in tables(result):
+        print_table(table.title, table.columns, table.rows)
+
+
 def _rounded(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
@@ -207,6 +314,9 @@ class StudyCommand:
     action: (
         Annotated[ListStudies, tyro.conf.subcommand("list")]
         | Annotated[RunStudy, tyro.conf.subcommand("run")]
+        | Annotated[ShowStudy, tyro.conf.subcommand("show")]
+        | Annotated[RecordStudy, tyro.conf.subcommand("record")]
+        | Annotated[Reproducibility, tyro.conf.subcommand("reproducibility")]
     )
 
     def run(self) -> int:

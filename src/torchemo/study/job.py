@@ -153,8 +153,8 @@ def _score(job: Job, scoring: Scoring) -> None:
         experiment = Experiment(experiment.config, source, experiment.trainer)
     try:
         record = score_tasks(experiment, scoring.protocol)
-    except DataError as error:  # a score that is not finite
-        raise Diverged(f"on test tasks: {error.message}") from error
+    except DataError as error:  # a score that is not finite is a result too, of these tasks alone
+        record = {"diverged": error.message}
     _save(job.root, scoring.file, {"run": job.run, **record})
 
 

@@ -3,10 +3,12 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import TypeAlias, final
 
 from torchemo.config import RunConfig
+from torchemo.errors import ConfigError
 from torchemo.presets import names, preset
 from torchemo.study.controls import control_contrasts, controls_of
 from torchemo.study.entry import Cell, Contrast, Entry
@@ -29,6 +31,7 @@ class Study:
         contrasts: All contrasts, those with controls included.
         seeds: Training seeds.
         options: Options of every run on top of everything else.
+        chosen: Patterns of the cells that were chosen; empty for all.
     """
 
     entry: Entry
@@ -37,11 +40,18 @@ class Study:
     contrasts: tuple[Contrast, ...]
     seeds: tuple[int, ...]
     options: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @property
     def available(self) -> tuple[Cell, ...]:
         """Cells that can be run."""
         return tuple(cell for cell in self.cells if cell.missing is None)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the cells with memory have their controls."""
+        remembering = any(cell.role == "emo" for cell in self.available)
+        return not remembering or any(cell.role == "control" for cell in self.cells)
 
     def grid(self, cell: Cell) -> tuple[tuple[str, ...], ...]:
         """Return the rates among which a cell chooses; controls take those of their cell."""
@@ -64,6 +74,7 @@ def plan(
     scale: Scale,
     *,
     controls: bool = True,
+    chosen: tuple[str, ...] = (),
     seeds: tuple[int, ...] | None = None,
     options: tuple[str, ...] = (),
 ) -> Study:
@@ -73,10 +84,11 @@ def plan(
         entry: The entry.
         scale: The scale.
         controls: Add the controls of every cell with memory.
+        chosen: Patterns of cell names, such as ``maml*``; empty for all.
         seeds: Training seeds; those of the scale by default.
         options: Options of every run on top of everything else.
     """
-    cells = [_checked(cell) for cell in entry.cells(scale)]
+    cells = _chosen([_checked(cell) for cell in entry.cells(scale)], chosen, entry)
     extra: list[Cell] = []
     if controls and entry.measure == "score":
         for cell in cells:
@@ -91,6 +103,7 @@ def plan(
         (*contrasts, *control_contrasts(extra)),
         scale.seeds if seeds is None else seeds,
         options,
+        chosen,
     )
 
 
@@ -105,12 +118,26 @@ def minutes(study: Study, *, workers: int = 2) -> float:
     """Estimate how long a study takes when nothing of it has been run."""
     if study.entry.measure == "cost":
         return 1.0
-    steps = 0
+    runs = scored = 0
     for cell in study.available:
-        config = _resolved(cell, study.scale, {}, more=study.options)
-        tuned = 0 if cell.of is not None else len(study.grid(cell)) - 1
-        steps += config.train.iterations * (tuned + len(study.seeds))
+        runs += len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
+        scored += len(study.seeds) * (1 + len(cell.tests))
+    steps = (
+        runs * _resolved(study.available[0], study.scale, {}, more=study.options).train.iterations
+    )
+    # A test task costs about a fifth of a step of four: no backward pass through the inner loop.
+    steps += scored * study.scale.test_tasks // 5
     return steps * study.scale.seconds / workers / 60
+
+
+def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[Cell]:
+    found = [c for c in cells if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
+    if not found:
+        raise ConfigError(
+            f"{entry.name} has no cell like {', '.join(patterns)}.",
+            hint=f"It has: {', '.join(cell.name for cell in cells)}.",
+        )
+    return found
 
 
 def _checked(cell: Cell) -> Cell:

@@ -60,7 +60,7 @@ class CellRuns(NamedTuple):
 def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
     """Read the scores of a cell; None if one of its runs has none."""
     records = [read_json(folder / runs.files[world]) for folder in runs.folders]
-    found = [record for record in records if record is not None]
+    found = [record for record in records if record is not None and "diverged" not in record]
     if not found or len(found) < len(records):
         return None
     first = found[0]
@@ -70,6 +70,16 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
         np.array(first["domain"], dtype=np.int64),
         np.array([record["per_task"] for record in found], dtype=np.float64),
     )
+
+
+def diverged(runs: CellRuns, world: str) -> bool:
+    """Whether a run of a cell diverged, in training or on these test tasks."""
+    for folder in runs.folders:
+        ended = read_json(folder / "done.json") or {}
+        scored = read_json(folder / runs.files[world]) or {}
+        if ended.get("ended") == "diverged" or "diverged" in scored:
+            return True
+    return False
 
 
 def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str, Any]:
@@ -111,15 +121,11 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     d = a[:seeds] - b[:seeds]
     paired = paired_difference(a[:seeds].mean(0), b[:seeds].mean(0))
     found: dict[str, Any] = {
-        "name": contrast.name,
-        "cell": contrast.cell,
-        "against": contrast.against,
-        "test": contrast.test,
-        "expect": contrast.expect,
-        "claims": list(contrast.claims),
-        "paper": contrast.paper,
+        **_named(contrast),
         "metric": first.metric,
         "means": [float(a.mean()), float(b.mean())],
+        "relative": float(a.mean() / b.mean() - 1) if b.mean() else None,
+        "median": paired.median,
         "tasks": int(d.shape[1]),
         "seeds": seeds,
         "over_tasks": paired.difference.to_dict(),
@@ -131,6 +137,25 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     better = METRICS[first.metric].higher_is_better
     found["verdict"] = judge(found, higher_is_better=better)
     return found
+
+
+def describe_diverged(contrast: Contrast, who: Sequence[str]) -> dict[str, Any]:
+    """Say that a contrast has no numbers because these cells diverged: what was claimed does not hold."""
+    verdict = "shown" if contrast.expect == "shown" else "does not hold"
+    return {**_named(contrast), "diverged": list(who), "verdict": verdict}
+
+
+def _named(contrast: Contrast) -> dict[str, Any]:
+    return {
+        "name": contrast.name,
+        "cell": contrast.cell,
+        "against": contrast.against,
+        "test": contrast.test,
+        "expect": contrast.expect,
+        "claims": list(contrast.claims),
+        "paper": contrast.paper,
+        "diverged": [],
+    }
 
 
 def save_scores(path: Path, scores: Mapping[str, TaskScores]) -> None:

@@ -1,7 +1,8 @@
 """Running a study: choose rates on validation tasks, train every cell and seed, score once, put together."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -12,6 +13,7 @@ from torchemo.scoring import Protocol
 from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
 from torchemo.study.job import Ended, Job, Scoring, is_done, read_json
+from torchemo.study.pages import write_pages
 from torchemo.study.plan import Sources, Study, run_id
 from torchemo.study.pool import Crew, OnStep
 from torchemo.study.result import (
@@ -19,6 +21,8 @@ from torchemo.study.result import (
     TaskScores,
     describe_cell,
     describe_contrast,
+    describe_diverged,
+    diverged,
     read_scores,
     save_scores,
     write_json,
@@ -181,18 +185,27 @@ class StudyRun:
 
     def _assemble(self, cells: list[CellRuns]) -> dict[str, Any]:
         scores: dict[str, TaskScores] = {}
+        failed: set[str] = set()
         described = []
         for runs in cells:
-            found = {world: read_scores(runs, world) for world in runs.files}
+            name = runs.cell.name
+            worlds = runs.files if self.study.entry.measure == "score" else {}
+            found = {world: read_scores(runs, world) for world in worlds}
             known = {world: one for world, one in found.items() if one is not None}
-            scores |= {f"{runs.cell.name}|{world}": one for world, one in known.items()}
+            scores |= {f"{name}|{world}": one for world, one in known.items()}
+            failed |= {f"{name}|{world}" for world in worlds if diverged(runs, world)}
             described.append(describe_cell(runs, known))
-        result = {**self._about(), "cells": described, "contrasts": self._contrasts(scores)}
+        contrasts = self._contrasts(scores, failed)
+        result = {**self._about(), "cells": described, "contrasts": contrasts}
         write_json(self.folder / "result.json", result)
         save_scores(self.folder / "scores.npz", scores)
+        write_pages(self.folder, result)
         return result
 
-    def _contrasts(self, scores: dict[str, TaskScores]) -> list[dict[str, Any]]:
+    def _contrasts(
+        self, scores: Mapping[str, TaskScores], failed: set[str]
+    ) -> list[dict[str, Any]]:
+        """Draw every contrast that has numbers; one whose cell diverged says so instead."""
         world = {cell.name: cell.world for cell in self.study.cells}
         found = []
         for contrast in self.study.contrasts:
@@ -202,6 +215,9 @@ class StudyRun:
             ]
             if all(name in scores for name in names):
                 found.append(describe_contrast(contrast, *(scores[name] for name in names)))
+            elif failed & set(names):
+                who = [name.split("|")[0] for name in names if name in failed]
+                found.append(describe_diverged(contrast, who))
         return found
 
     def _about(self) -> dict[str, Any]:
@@ -230,6 +246,10 @@ class StudyRun:
         ]
         if study.seeds != scale.seeds:
             words.append(f"--seeds {' '.join(map(str, study.seeds))}")
+        if study.chosen:
+            words.append(f"--cells {' '.join(map(shlex.quote, study.chosen))}")
+        if study.entry.measure == "score" and not study.controlled:
+            words.append("--no-controls")
         if study.options:
-            words.append(f"--options {' '.join(study.options)}")
+            words.append(f"--options {' '.join(map(shlex.quote, study.options))}")
         return " ".join(words)

@@ -98,7 +98,8 @@ _SMOKE = Scale(
     ),
     memory_options=(
         *_SMALL_KEYS,
-        *("emo.key.recognition_older=4", "emo.memory.warmup=2", "emo.memory.capacity=6"),
+        *("emo.key.recognition_older=4", "emo.memory.warmup=2"),
+        *("emo.memory.capacity=6", "emo.retrieval.k=3"),
     ),
     worlds=_worlds(
         "synthetic-birds",

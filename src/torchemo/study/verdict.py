@@ -1,4 +1,4 @@
-"""The rule by which an interval becomes a verdict."""
+"""The rules by which numbers become verdicts."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
@@ -13,6 +13,14 @@ RULE = (
     " hold, and does not hold otherwise; a difference that is merely not shown does not hold."
 )
 """Stated wherever verdicts are shown."""
+
+OTHER_RULES = (
+    "T1 must hold on all tasks and, over tasks, on every domain."
+    " F1 compares the median training loss of the last window of the first seed, F4 the means of its"
+    " matrix column by column, T6 the parameters (at most twice the printed ones), F6 the median time of"
+    " an inner step (at most twice that of SGD; the paper's ratio is 1.5): these have no intervals."
+)
+"""Rules of the entries that draw no contrasts."""
 
 
 def interval_of(contrast: Mapping[str, Any]) -> Mapping[str, Any]:

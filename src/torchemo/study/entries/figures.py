@@ -219,6 +219,7 @@ F6 = Entry(
     lambda scale: (),
     "bars",
     measure="cost",
+    scales=("smoke/pictures", "cpu/pictures", "paper/pictures"),
     note="Processor time of one task on one core; the paper's is of its own machine.",
 )
 F7 = Entry(

@@ -233,6 +233,7 @@ T6 = Entry(
     lambda scale: (),
     "bars",
     measure="cost",
+    scales=("smoke/pictures", "cpu/pictures", "paper/pictures"),
     note="The printed additions are impossible for the described networks (A19): no target.",
 )
 
