@@ -37,7 +37,7 @@ REQUESTS = {
     "data": {"cases": [("regression:hsml4", 16, 4)], "batches": 1, "repeats": 1},
     "sampling": {"work": TINY, "repeats": 1},
     "packing": {"size": 16, "pictures": 80, "repeats": 1},
-    "mapped": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
+    "mapped_pictures": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
     "limit": {"works": [TINY], "workers": [1], "repeats": 1},
     "growth": {"work": TINY, "steps": 10, "workers": 1},
     "training": {"preset": "maml", "size": 16, "workers": 1, "steps": 1, "repeats": 1},
@@ -56,7 +56,7 @@ def test_every_measurement_becomes_a_table(name):
 
 def test_a_memory_map_may_be_larger_than_what_stays_resident():
     request = {"size": 84, "megabytes": 256, "cache_mb": 64, "batches": 60}
-    found = in_fresh_process("mapped", request, keep=True)
+    found = in_fresh_process("mapped_pictures", request, keep=True)
     assert found["times_let_go"] > 0
     assert found["seen"][-1]["batch"] == 60
     # 60 batches of 4 tasks show 400 MB of pixels, as float32 four times as much.

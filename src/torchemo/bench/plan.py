@@ -150,7 +150,7 @@ def data_plan(*, quick: bool) -> dict[str, Case]:
             "packing",
             {"size": size, "pictures": 80 if quick else 4000, "repeats": 2 if quick else 5},
         ),
-        "memory map": Case("mapped", mapped),
+        "memory map": Case("mapped_pictures", mapped),
     }
 
 

@@ -24,7 +24,7 @@ MEASUREMENTS = {
     "data": "torchemo.bench.data:measure",
     "sampling": "torchemo.bench.packed:sampling",
     "packing": "torchemo.bench.packed:packing",
-    "mapped": "torchemo.bench.packed:mapped",
+    "mapped_pictures": "torchemo.bench.packed:mapped",
     "limit": "torchemo.bench.limit:measure",
     "resnet12": "torchemo.bench.limit:resnet12",
 }

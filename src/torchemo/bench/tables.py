@@ -67,7 +67,7 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
         "data": _data,
         "sampling": _sampling,
         "packing": _packing,
-        "mapped": _mapped,
+        "mapped_pictures": _mapped_pictures,
         "limit": _limit,
         "resnet12": _resnet12,
         "growth": _growth,
@@ -216,7 +216,7 @@ def _packing(name: str, case: Mapping[str, Any]) -> Table:
     return Table(title, ["what", "pictures / s", "share of the decoder's speed"], rows)
 
 
-def _mapped(name: str, case: Mapping[str, Any]) -> Table:
+def _mapped_pictures(name: str, case: Mapping[str, Any]) -> Table:
     rows = [
         [f"{one['batch']:,}", f"{one['anonymous_mb']:.1f}", f"{one['mapped_mb']:.0f}"]
         for one in case["seen"]
