@@ -36,7 +36,7 @@ REQUESTS = {
     "mapped": {"slots": 200, "numbers": 10},
     "data": {"cases": [("regression:hsml4", 16, 4)], "batches": 1, "repeats": 1},
     "sampling": {"work": TINY, "repeats": 1},
-    "packing": {"size": 16, "pictures": 80, "repeats": 1},
+    "packing": {"size": 16, "packed": 8, "pictures": 80, "repeats": 1},
     "mapped_pictures": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
     "limit": {"works": [TINY], "workers": [1], "repeats": 1},
     "growth": {"work": TINY, "steps": 10, "workers": 1},

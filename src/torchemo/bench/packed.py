@@ -58,20 +58,21 @@ def sampling(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packing(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Pack class folders of JPEG files, and decode the same files with Pillow alone, in turns."""
-    number = count()
+    """Pack JPEG files at ``packed`` pixels, and decode and resize them with Pillow alone, in turns."""
+    number, side = count(), request["packed"]
     with _folder() as place:
         files = _write_jpegs(place / "pictures", size=request["size"], images=request["pictures"])
 
         def packed() -> None:
             out = place / f"packed-{next(number)}"
-            pack(find(place / "pictures"), out)
+            pack(find(place / "pictures"), out, image_size=side)
             shutil.rmtree(out)
 
         def decoded() -> None:
             for file in files:
                 with Image.open(io.BytesIO(file.read_bytes())) as image:
-                    np.asarray(image.convert("RGB"))
+                    sized = image if image.size == (side, side) else image.resize((side, side))
+                    np.asarray(sized.convert("RGB"))
 
         times = interleave(
             {"pack": Variant(packed), "decode": Variant(decoded)}, repeats=request["repeats"]
@@ -128,7 +129,7 @@ def resident() -> dict[str, float]:
 def _write_jpegs(root: Path, *, size: int, images: int) -> list[Path]:
     per_class = 20
     index = procedural(
-        image_size=size,
+        image_size=min(size, 84),
         classes_per_family=max(1, images // (4 * per_class)),
         images_per_class=per_class,
     )
@@ -136,7 +137,8 @@ def _write_jpegs(root: Path, *, size: int, images: int) -> list[Path]:
     for number, (pixels, label) in enumerate(zip(index.images, index.label, strict=True)):
         file = root / index.class_names[label] / f"{number}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.transpose(1, 2, 0)).save(file, quality=90)
+        picture = Image.fromarray(pixels.transpose(1, 2, 0)).resize((size, size))
+        picture.save(file, quality=90)
         files.append(file)
     return files
 

@@ -146,10 +146,18 @@ def data_plan(*, quick: bool) -> dict[str, Case]:
     return {
         "episodes": Case("data", {"cases": cases, "batches": 2 if quick else 25, "repeats": 3}),
         "share of a step": Case("sampling", {"work": work, "repeats": 2 if quick else 9}),
-        "packing": Case(
-            "packing",
-            {"size": size, "pictures": 80 if quick else 4000, "repeats": 2 if quick else 5},
-        ),
+        **{
+            f"packing, {px} px": Case(
+                "packing",
+                {
+                    "size": px,
+                    "packed": size,
+                    "pictures": 80 if quick else 4000 * 84 // px,
+                    "repeats": 2 if quick else 5,
+                },
+            )
+            for px in ((size,) if quick else (84, 336))
+        },
         "memory map": Case("mapped_pictures", mapped),
     }
 
