@@ -150,7 +150,8 @@ def forest(
             axes.set_title(f"← {short(sides[0], length=26)}", loc="left", color=MUTED, fontsize=9)
             axes.set_title(f"{short(sides[1], length=26)} →", loc="right", color=MUTED, fontsize=9)
 
-    return draw(drawing, name=name, alt=alt, size=(WIDTH, 1.1 + 0.36 * len(rows)))
+    width = WIDTH + 0.06 * max(length - 22, 0)
+    return draw(drawing, name=name, alt=alt, size=(width, 1.1 + 0.36 * len(rows)))
 
 
 def key_map(memory: MemoryView, *, name: str, alt: str) -> Markup:

@@ -39,7 +39,9 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         "curves": _curves,
     }
     found = [*makers[kind](result, metric), *paper_figures(entry)]
-    if kind not in ("forest", "matrix"):
+    if kind == "matrix":
+        return found
+    if kind != "forest":
         found += _forest(result, metric)
     return [*found, *_layers(result)]
 
