@@ -30,7 +30,7 @@ def test_a_study_trains_tunes_scores_and_writes_everything_down(run_tiny):
     assert saved == json.loads(json.dumps(result))
     assert [c["name"] for c in saved["contrasts"]] == [
         "gain",
-        *(f"maml-emo-paper vs maml-emo-paper/{name}"
+        *(f"maml-emo-paper vs {name}"
           for name in ("no-memory", "random-retrieval", "random-gradients")),
     ]  # fmt: skip
     base, emo = saved["cells"][:2]

@@ -44,7 +44,14 @@ def test_a_worker_that_is_killed_fails_its_job_alone(tmp_path):
 def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
     words = (
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
-        *("--out", str(tmp_path), "--json", "--options", "train.iterations=120"),
+        *(
+            "--out",
+            str(tmp_path),
+            "--json",
+            "--options",
+            "train.iterations=120",
+            "train.validate_every=40",
+        ),
     )
     begun = subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

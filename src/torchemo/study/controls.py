@@ -56,6 +56,6 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
 def control_contrasts(controls: list[Cell]) -> list[Contrast]:
     """Set every cell against its controls; the paper reports none of them."""
     return [
-        Contrast(f"{cell.of} vs {cell.name}", str(cell.of), cell.name, "better")
+        Contrast(f"{cell.of} vs {cell.name.rsplit('/', 1)[-1]}", str(cell.of), cell.name, "better")
         for cell in controls
     ]

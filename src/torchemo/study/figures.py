@@ -1,18 +1,22 @@
 """The figure of a result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
 
 from torchemo.report.figures import Interval, Line, forest, lines, wide_range
-from torchemo.report.svg import INK, SERIES, WIDTH, draw, short
+from torchemo.report.svg import short
 from torchemo.report.words import METRICS, Metric
+from torchemo.study.drawings import by_tensor, matrix, over_steps, sweep
 from torchemo.study.entries import ENTRIES
+from torchemo.study.paper_figures import paper_figures
 from torchemo.study.scales import FOUR
 from torchemo.study.verdict import interval_of
+
+MAX_LINES = 6
+"""More lines than these cannot be told apart."""
 
 MAX_ROWS = 24
 """More intervals than these do not fit one figure: controls are then left to the table."""
@@ -20,9 +24,10 @@ MAX_ROWS = 24
 
 def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Return the figures of a result with their captions; none where there is nothing to draw."""
-    kind = ENTRIES[result["entry"]].figure
+    entry = ENTRIES[result["entry"]]
+    kind = entry.figure
     if kind == "bars":
-        return _bars(result)
+        return [*_bars(result), *paper_figures(entry)]
     metric = _metric(result)
     if metric is None:
         return []
@@ -33,8 +38,12 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         "matrix": _matrix,
         "curves": _curves,
     }
-    found = makers[kind](result, metric)
-    return found if kind == "forest" else [*found, *_forest(result, metric)]
+    found = [*makers[kind](result, metric), *paper_figures(entry)]
+    if kind == "matrix":
+        return found
+    if kind != "forest":
+        found += _forest(result, metric)
+    return [*found, *_layers(result)]
 
 
 def _metric(result: Mapping[str, Any]) -> Metric | None:
@@ -65,6 +74,7 @@ def _forest(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
         x=metric.difference,
         zero=True,
         sides=sides if metric.higher_is_better else (sides[1], sides[0]),
+        length=40,
     )
     return [
         (
@@ -79,19 +89,10 @@ def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
     for cell in _shown(result):
         for test in list(cell["tests"].values())[:1]:
             ys = [metric.scale * v for v in test["per_step"]]
-            shown.append(
-                Line(cell["title"], list(range(len(ys))), ys, marked=True, colour=len(shown))
-            )
-    figure = lines(
-        shown,
-        name="steps",
-        alt="Scores after every inner step.",
-        x="inner step",
-        y=metric.unit,
-        log=not metric.higher_is_better and wide_range(shown),
-        whole=True,
-    )
-    return [("Mean over test tasks after every inner step.", figure)]
+            steps = list(range(len(ys)))
+            shown.append(Line(cell["title"], steps, ys, marked=True, colour=len(shown)))
+    drawn = over_steps(shown, name="steps", y=metric.unit)
+    return [("Ours: mean over test tasks after every inner step.", drawn)]
 
 
 def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
@@ -106,22 +107,14 @@ def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
     shown: list[Line] = []
     for shot, points in sorted(by_shot.items()):
         points.sort(key=lambda point: point[0])
-        # Sizes grow by factors: they stand side by side, and the axis names them.
         y, low, high = (
             [metric.scale * mean[key] for _, mean in points] for key in ("value", "low", "high")
         )
-        places = [float(i) for i in range(len(points))]
-        label = f"{shot}: {', '.join(str(size) for size, _ in points)}"
-        shown.append(Line(label, places, y, low, high, marked=True, colour=len(shown)))
-    figure = lines(
-        shown,
-        name="sweep",
-        alt="Scores over the size of the memory or the number of neighbours.",
-        x="sizes in the order of the legend",
-        y=metric.unit,
-        whole=True,
-    )
-    return [("Mean over test tasks with its 95 % interval.", figure)]
+        sizes = [size for size, _ in points]
+        shown.append(Line(shot, sizes, y, low, high, colour=len(shown)))
+    x = "slots T" if result["entry"] == "F3" else "neighbours k"
+    drawn = sweep(shown, name="sweep", x=f"{x} (0: no memory)", y=metric.unit)
+    return [("Ours: mean over test tasks with its 95 % interval.", drawn)]
 
 
 def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
@@ -129,54 +122,43 @@ def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
     names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in FOUR]
     cells = {cell["name"]: cell for cell in result["cells"]}
     base = np.full((4, 4), np.nan)
-    for i, trained in enumerate(FOUR):
-        for j, tested in enumerate(FOUR):
-            test = cells.get(f"maml on {trained}", {"tests": {}})["tests"].get(tested)
-            if test is not None:
-                base[i, j] = metric.scale * test["mean"]["value"]
-    found = [("MAML: trained on (rows), tested on (columns).", _heat(base, names, metric, "base"))]
+    for place, (trained, tested) in _places():
+        test = cells.get(f"maml on {trained}", {"tests": {}})["tests"].get(tested)
+        if test is not None:
+            base[place] = metric.scale * test["mean"]["value"]
+    found = [
+        ("Ours: MAML, trained on (rows), tested on (columns).", matrix(base, names, name="base"))
+    ]
     for kind in ("-emo-paper", "-emo"):
+        drawn = {(c["cell"], c["test"]): c for c in result["contrasts"] if not c["diverged"]}
         gains = np.full((4, 4), np.nan)
-        for c in result["contrasts"]:
-            words = c["name"].split(", ")
-            if c["diverged"]:
-                continue
-            if c["cell"].startswith(f"maml{kind} on ") and c["test"] in FOUR and len(words) == 2:
-                trained = c["cell"].rsplit(" ", 1)[-1]
-                place = FOUR.index(trained), FOUR.index(c["test"])
-                gains[place] = metric.scale * interval_of(c)["value"]
+        for place, (trained, tested) in _places():
+            contrast = drawn.get((f"maml{kind} on {trained}", tested))
+            if contrast is not None:
+                gains[place] = metric.scale * interval_of(contrast)["value"]
         if np.isfinite(gains).any():
-            caption = f"maml{kind} minus MAML: trained on (rows), tested on (columns)."
-            found.append((caption, _heat(gains, names, metric, kind.strip("-"), signed=True)))
+            better = metric.higher_is_better
+            name = kind.strip("-")
+            figure = matrix(gains, names, name=name, signed=True, higher_is_better=better)
+            found.append((f"Ours: maml{kind} minus MAML; blue is better.", figure))
     return found
 
 
-def _heat(
-    values: np.ndarray, names: Sequence[str], metric: Metric, name: str, *, signed: bool = False
-) -> Markup:
-    known = np.abs(values[np.isfinite(values)])
-    top = float(known.max()) if known.size else 1.0
+def _places() -> list[tuple[tuple[int, int], tuple[str, str]]]:
+    return [((i, j), (a, b)) for i, a in enumerate(FOUR) for j, b in enumerate(FOUR)]
 
-    def drawing(axes: Axes) -> None:
-        axes.grid(visible=False)
-        for i, row in enumerate(values):
-            for j, value in enumerate(row):
-                if not np.isfinite(value):
-                    continue
-                good = (value > 0) == metric.higher_is_better or not signed
-                colour = SERIES[0] if good else SERIES[1]
-                share = min(abs(value) / (top or 1.0), 1.0)
-                axes.fill_between(
-                    [j - 0.48, j + 0.48], i - 0.46, i + 0.46, color=colour, alpha=0.1 + 0.5 * share
-                )
-                text = f"{value:+.2f}" if signed else f"{value:.2f}"
-                axes.text(j, i, text, ha="center", va="center", color=INK, fontsize=9)
-        axes.set_xticks(range(4), names)
-        axes.set_yticks(range(4), names)
-        axes.set_xlim(-0.6, 3.6)
-        axes.set_ylim(3.6, -0.6)
 
-    return draw(drawing, name=f"matrix-{name}", alt="Trained on by tested on.", size=(WIDTH, 2.6))
+def _layers(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Draw how much recalled and own values agree, tensor by tensor."""
+    shown = [
+        (short(cell["title"], length=30), cell["recall"]["cosine_by_tensor"])
+        for cell in result["cells"]
+        if cell["role"] == "emo" and cell["recall"] and cell["recall"]["cosine_by_tensor"]
+    ]
+    if not shown:
+        return []
+    drawn = by_tensor(shown[:MAX_LINES], name="layers", y="cos(recall, own)")
+    return [("Agreement of what is recalled with the task's own value, by tensor.", drawn)]
 
 
 def _curves(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
@@ -224,15 +206,8 @@ def _bars(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     ]
     if not shown:
         return []
-    figure = lines(
-        shown,
-        name="times",
-        alt="Processor time of every inner step.",
-        x="inner step (0: before the first)",
-        y="ms",
-        whole=True,
-    )
-    return [("Processor time of one task on one core.", figure)]
+    figure = over_steps(shown, name="times", y="ms", x="inner step (0: before the first)")
+    return [("Ours: processor time of one task on one core.", figure)]
 
 
 def _shown(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
