@@ -9,18 +9,17 @@ import torch.nn.functional as F
 
 from torchemo.encoders import (
     EMBEDDERS,
-    ENCODERS,
     Embedder,
     KeyEncoder,
     MeanKey,
     OwnConv,
     PairEmbedder,
     SharedTrunk,
-    StatisticsKey,
     TransformerKey,
     class_means,
 )
 from torchemo.errors import ConfigError, DataError, ShapeError
+from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.models.conv4 import Conv4
 from torchemo.rng import generator_for
 from torchemo.types import Batch
@@ -64,11 +63,15 @@ def transformer(name="own", seed=0, **options):
 def build(encoder, name):
     if encoder == "statistics":
         return StatisticsKey(2, 1) if name == "pairs" else StatisticsKey(3)
+    if encoder == "learned_statistics":
+        sizes = (2, 1) if name == "pairs" else (3, None)
+        return StatisticsNetwork(*sizes, generator=generator_for(0, "network"), dim=DIM).double()
     return transformer(name) if encoder == "transformer" else MeanKey(embedder(name)).double()
 
 
 CASES = [(e, n) for e in ("transformer", "mean") for n in EMBEDDERS]
-CASES += [("statistics", "own"), ("statistics", "pairs")]
+CASES += [(e, n) for e in ("statistics", "learned_statistics") for n in ("own", "pairs")]
+ENCODERS = sorted({encoder for encoder, _ in CASES})
 every_encoder = pytest.mark.parametrize(("encoder", "name"), CASES)
 
 
@@ -350,6 +353,58 @@ def test_pair_statistics_are_means_deviations_and_covariances():
 
 def test_statistics_have_nothing_to_train():
     assert not list(StatisticsKey(3).parameters())
+
+
+def naive_description(picture):
+    """The numbers of `describe_pictures`, by loops over pixels."""
+    c, h, w = picture.shape
+    pixels = picture.numpy()
+    mean = [pixels[i].mean() for i in range(c)]
+    parts = [(m - 0.5) / 0.2 for m in mean]
+    parts += [(pixels[i].std() - 0.25) / 0.1 for i in range(c)]
+    for down, right in ((0, 1), (1, 0)):
+        for i in range(c):
+            steps = [
+                abs(pixels[i, y + down, x + right] - pixels[i, y, x])
+                for y in range(h - down)
+                for x in range(w - right)
+            ]
+            parts.append((sum(steps) / len(steps) - 0.06) / 0.04)
+    for i in range(c):
+        for j in range(i + 1, c):
+            together = ((pixels[i] - mean[i]) * (pixels[j] - mean[j])).mean()
+            parts.append(math.copysign(math.sqrt(abs(together)), together) / 0.2)
+    side = h // 4
+    for i in range(c):
+        for y in range(4):
+            for x in range(4):
+                cell = pixels[i, y * side : (y + 1) * side, x * side : (x + 1) * side]
+                parts.append((cell.mean() - 0.5) / 0.25)
+    return parts
+
+
+def through(network, statistics):
+    """Two layers and a length of one, in numpy."""
+    w1, b1, w2, b2 = (p.detach().numpy() for p in network.parameters())
+    key = w2 @ np.maximum(w1 @ np.array(statistics) + b1, 0) + b2
+    return torch.tensor(key / np.linalg.norm(key))
+
+
+def test_a_network_of_picture_statistics_equals_loops_over_pixels():
+    support, network = pictures(tasks=1), build("learned_statistics", "own")
+    rows = np.array([naive_description(picture) for picture in support.x[0]])
+    expected = through(network, [*rows.mean(0), *rows.std(0)])
+    torch.testing.assert_close(network(support)[0], expected)
+
+
+def test_a_network_of_pair_statistics_equals_moments_in_numpy():
+    support, network = pairs(tasks=1), build("learned_statistics", "pairs")
+    z = torch.cat([support.x[0], support.y[0]], 1).numpy()
+    c, d = np.cov(z.T, bias=True), z - z.mean(0)
+    bends = [(d[:, i] ** power * d[:, 2]).mean() for power in (2, 3) for i in (0, 1)]
+    moments = np.array([*z.mean(0), *z.std(0), c[0, 1], c[0, 2], c[1, 2], *bends])
+    expected = through(network, np.sign(moments) * np.log1p(np.abs(moments)))
+    torch.testing.assert_close(network(support)[0], expected)
 
 
 # --- refusals ----------------------------------------------------------------------------------

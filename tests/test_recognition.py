@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from torchemo.encoders import MeanKey, OwnConv, PairEmbedder, StatisticsKey, TransformerKey
+from torchemo.encoders import MeanKey, OwnConv, PairEmbedder, TransformerKey
 from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError
+from torchemo.key_statistics import StatisticsKey
 from torchemo.recognition import SelfRecognition, query_as_support, self_recognition_loss
 from torchemo.rng import generator_for
 from torchemo.types import Batch, Episode

@@ -20,11 +20,11 @@ from torchemo.encoders import (
     OwnConv,
     PairEmbedder,
     SharedTrunk,
-    StatisticsKey,
     TransformerKey,
 )
 from torchemo.errors import ConfigError
 from torchemo.inner import RULES
+from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.learners import (
     MAML,
     InnerLoop,
@@ -168,6 +168,8 @@ def build_encoder(config: KeyConfig, model: Model, tasks: TaskShape, *, seed: in
     y_dim = tasks.n_out if tasks.kind == "regression" else None
     if config.network == "statistics":
         return StatisticsKey(tasks.x[0], y_dim, unit=config.unit)
+    if config.network == "learned_statistics":
+        return StatisticsNetwork(tasks.x[0], y_dim, generator=generator, dim=config.dim)
     embedder = _embedder(config, model, tasks, generator)
     if config.network == "mean":
         return MeanKey(embedder, unit=config.unit)

@@ -56,8 +56,9 @@ class MemoryConfig:
 class KeyConfig:
     """The task key (Eq. 4)."""
 
-    network: Literal["transformer", "mean", "statistics"] = "transformer"
-    """transformer: the paper. mean: mean embedding. statistics: parameter-free input statistics."""
+    network: Literal["transformer", "mean", "statistics", "learned_statistics"] = "transformer"
+    """transformer: the paper. mean: mean embedding. statistics: plain input statistics, without weights.
+    learned_statistics: a small network on more of them (ours)."""
     embedder: Literal["own", "shared", "frozen_random", "pairs"] = "own"
     """Who embeds an example (A1): an own Conv-4, the learner's trunk, a frozen one; pairs for regression."""
     dim: int = 64

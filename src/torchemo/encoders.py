@@ -125,7 +125,7 @@ class SharedTrunk(nn.Module):
         not_read = {*model.head, *model.buffers}
         self.trunk = {name: p.shape for name, p in drawn.items() if name not in not_read}
         width = drawn[model.head[0]].shape[-1]
-        self.linear = _drawn(nn.Linear(width, dim, device="meta"), generator)
+        self.linear = draw_weights(nn.Linear(width, dim, device="meta"), generator)
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support.x`` at theta = ``params {name: [*shape]}`` (no task axis)."""
@@ -149,11 +149,11 @@ class PairEmbedder(nn.Module):
         super().__init__()
         self.dim = dim
         self.sizes = (x_dim, y_dim)
-        self.linear = _drawn(nn.Linear(x_dim + y_dim, dim, device="meta"), generator)
+        self.linear = draw_weights(nn.Linear(x_dim + y_dim, dim, device="meta"), generator)
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``x [B, n, ...]`` with ``y [B, n]`` or ``[B, n, y_dim]``."""
-        return F.linear(_pairs(support, *self.sizes), self.linear.weight, self.linear.bias)
+        return F.linear(join_pairs(support, *self.sizes), self.linear.weight, self.linear.bias)
 
 
 @final
@@ -207,7 +207,7 @@ class TransformerKey(nn.Module):
             dim, heads, ff, 0.0, F.gelu, batch_first=True, norm_first=True, device="meta"
         )
         stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.transformer = _drawn(stack, generator)
+        self.transformer = draw_weights(stack, generator)
         self.norm = nn.LayerNorm(dim)
         self.labels = _token(n_way or 0, dim, generator=generator) if use_labels else None
 
@@ -220,7 +220,7 @@ class TransformerKey(nn.Module):
 
     def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
         """Return the embeddings e_i, without labels."""
-        _check_support(support)
+        check_support(support)
         return self.embedder(support, params)
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
@@ -231,7 +231,7 @@ class TransformerKey(nn.Module):
             tokens = tokens + self.labels[support.y]
         cls = self.cls.expand(len(tokens), 1, self.dim)
         out = self.transformer(torch.cat([cls, tokens], dim=1))
-        return _checked_keys(self.norm(out[:, 0]), unit=self.unit)
+        return checked_keys(self.norm(out[:, 0]), unit=self.unit)
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
         """Return the mean e_i of each class."""
@@ -250,62 +250,12 @@ class MeanKey(nn.Module):
 
     def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
         """Return the embeddings e_i."""
-        _check_support(support)
+        check_support(support)
         return self.embedder(support, params)
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the mean embedding of each task."""
-        return _checked_keys(self.embed(support, params).mean(1), unit=self.unit)
-
-    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
-        """Return the mean e_i of each class."""
-        return class_means(self.embed(support, params), support.y, n_way=n_way)
-
-
-@final
-class StatisticsKey(nn.Module):
-    """Describe a task by plain statistics, without weights: the baseline of learned keys.
-
-    Pictures: e_i = mean and standard deviation of each channel, K = their mean over the task.
-    Regression: e_i = (x_i, y_i), K = means, standard deviations and covariances of these numbers.
-
-    Args:
-        x_dim: Channels of a picture, or numbers in one regression input.
-        y_dim: Numbers in one regression target; None for pictures.
-        unit: Put keys on the unit sphere (loses the scale of the statistics).
-    """
-
-    def __init__(self, x_dim: int, y_dim: int | None = None, *, unit: bool = False) -> None:
-        super().__init__()
-        self.sizes = (x_dim, y_dim)
-        self.unit = unit
-        width = x_dim + (y_dim or 0)
-        self.dim = 2 * width if y_dim is None else width * (width + 3) // 2
-
-    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the statistics of each picture, or each pair (x, y)."""
-        _check_support(support)
-        x_dim, y_dim = self.sizes
-        if y_dim is not None:
-            return _pairs(support, x_dim, y_dim)
-        if support.x.ndim != 5 or support.x.shape[2] != x_dim:
-            got = list(support.x.shape)
-            raise ShapeError(f"support pictures should be [B, n, {x_dim}, H, W], got {got}.")
-        pixels = support.x.flatten(3)
-        return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=-1)
-
-    def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
-        """Return the statistics of each support set."""
-        embedded = self.embed(support, params)
-        mean = embedded.mean(1)
-        if self.sizes[1] is None:
-            return _checked_keys(mean, unit=self.unit)
-        centred = embedded - mean[:, None]
-        covariance = centred.transpose(1, 2) @ centred / embedded.shape[1]
-        spread = covariance.diagonal(dim1=1, dim2=2).sqrt()
-        row, column = torch.triu_indices(mean.shape[1], mean.shape[1], offset=1)
-        keys = torch.cat([mean, spread, covariance[:, row, column]], dim=1)
-        return _checked_keys(keys, unit=self.unit)
+        return checked_keys(self.embed(support, params).mean(1), unit=self.unit)
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
         """Return the mean e_i of each class."""
@@ -328,7 +278,8 @@ def class_means(
     return member.transpose(1, 2) @ embedded / count[..., None]
 
 
-def _check_support(support: Batch) -> None:
+def check_support(support: Batch) -> None:
+    """Refuse support sets that are empty, misshapen or not finite; names the task."""
     x, y = support
     if x.ndim < 3 or x.shape[1] == 0 or x.shape[:2] != y.shape[:2]:
         raise ShapeError(
@@ -343,7 +294,8 @@ def _check_support(support: Batch) -> None:
         )
 
 
-def _checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
+def checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
+    """Put keys on the unit sphere if asked, and refuse those that are not finite."""
     if unit:
         keys = keys / keys.norm(dim=1, keepdim=True)
     bad = ~keys.isfinite().all(1)
@@ -355,7 +307,8 @@ def _checked_keys(keys: Tensor, *, unit: bool) -> Tensor:
     return keys
 
 
-def _pairs(support: Batch, x_dim: int, y_dim: int) -> Tensor:
+def join_pairs(support: Batch, x_dim: int, y_dim: int) -> Tensor:
+    """Return the pairs (x_i, y_i) of regression tasks as vectors, ``[B, n, x_dim + y_dim]``."""
     x, y = support.x.flatten(2), support.y.reshape(*support.y.shape[:2], -1)
     if (x.shape[2], y.shape[2]) != (x_dim, y_dim):
         raise ShapeError(
@@ -375,7 +328,7 @@ def _token(*shape: int, generator: Generator) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(shape[-1]))
 
 
-def _drawn(module: AnyModule, generator: Generator) -> AnyModule:
+def draw_weights(module: AnyModule, generator: Generator) -> AnyModule:
     """Give a module built on the meta device its weights; torch's own draws would be global."""
     module.to_empty(device="cpu")
     for part in module.modules():
@@ -397,4 +350,3 @@ EMBEDDERS = {
     "frozen_random": FrozenRandom,
     "pairs": PairEmbedder,
 }
-ENCODERS = {"transformer": TransformerKey, "mean": MeanKey, "statistics": StatisticsKey}
