@@ -136,6 +136,7 @@ class EMO(nn.Module):
         params: Params | None = None,
         domain: Int[Tensor, " task"] | None = None,
         index: Int[Tensor, " task"] | None = None,
+        group: Int[Tensor, " task"] | None = None,
     ) -> Recall:
         """Recall what is remembered of the k nearest tasks; changes nothing.
 
@@ -145,14 +146,16 @@ class EMO(nn.Module):
             params: Meta-parameters, for an encoder that shares the learner's trunk.
             domain: Tags to remember with the tasks, for analysis.
             index: Episode numbers; recall dropout is a function of them.
+            group: Which group a learner puts the tasks in; `Policy.scope` may keep groups apart.
         """
+        own = self._own_notes(support, params, domain=domain, group=group)
         recall: Recall = self.retrieval(
             self.memory,
             keys,
+            group=own.get("group"),
             active=self._active(keys.shape[0], index),
             learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
         )
-        own = self._own_notes(support, params, domain)
         if self.policy.head_align == "hungarian":
             axis = 3 if self.policy.content == "per_step" else 2
             recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
@@ -171,9 +174,12 @@ class EMO(nn.Module):
         return torch.stack(draws) >= self.policy.recall_dropout
 
     def _own_notes(
-        self, support: Batch | None, params: Params | None, domain: Tensor | None
+        self, support: Batch | None, params: Params | None, **tags: Tensor | None
     ) -> Params:
-        notes: Params = {} if domain is None else {"domain": domain}
+        wanted = ("domain", "group") if self.policy.scope == "group" else ("domain",)
+        notes = {n: tag for n, tag in tags.items() if n in wanted and tag is not None}
+        if self.policy.scope == "group" and "group" not in notes:
+            raise ConfigError("a memory per group needs a learner that groups tasks (tsa-maml).")
         if self.policy.head_align == "hungarian" or self.policy.rekey_every is not None:
             if support is None or self.encoder is None:
                 raise ConfigError("recall: head alignment and re-keying need the support sets.")
