@@ -28,14 +28,16 @@ class Bound(NamedTuple):
 
     emo: "EMO"
     recall: Recall
+    first: int = 0
+    """Steps taken before: a loop that goes on counts from here and takes no recall step."""
 
     def direction(self, grads: Params, step: int) -> Params:
         """Eq. 7: the direction of inner step ``step``."""
-        return self.emo.combine(grads, self.recall, step=step)
+        return self.emo.combine(grads, self.recall, step=self.first + step)
 
     def opening(self) -> Params | None:
         """Return the recall step before the first support gradient, or None."""
-        return self.emo.opening(self.recall)
+        return None if self.first else self.emo.opening(self.recall)
 
 
 @final

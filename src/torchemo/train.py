@@ -16,7 +16,7 @@ from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
 from torchemo.step import OuterStep, outer_step
-from torchemo.tree import is_finite
+from torchemo.tree import detach, is_finite
 from torchemo.types import Episode, Params, Recall
 
 
@@ -192,7 +192,7 @@ class Trainer:
         """Hold what a staged learner keeps from one step to the next."""
         for name in [n for n in self.params if n.startswith(STATE)]:
             del self.params[name]
-        self.params.update({n: p.detach().clone() for n, p in state.items()})
+        self.params.update(detach(state))
 
     def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
         empty = len(emo.memory) == 0
