@@ -31,7 +31,8 @@ class ARML:
     points themselves.
 
     Reading: the published code draws the convolution, the edges and the projections with deviation 1
-    (``draw = "tf"``), which saturates; ``glorot`` is ours. The vertices' draw is not stated.
+    (``draw = "tf"``), which saturates; ``glorot`` is ours. The vertices' draw is not stated. With the single
+    convolution of the published code, edges among vertices reach no prototype, so they never learn.
 
     Args:
         embedding: Embeds a support example.

@@ -63,9 +63,9 @@ class MUSML:
 
     @property
     def traits(self) -> Traits:
-        """With one subspace, what is trained is what answers."""
-        second = self.loop.order == 2
-        return Traits(exact_meta_gradient=second and self.subspaces == 1, second_order=second)
+        """With one subspace, what is trained is what answers; among several, labels choose."""
+        second, one = self.loop.order == 2, self.subspaces == 1
+        return Traits(second and one, second_order=second, reads_labels_at_start=not one)
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
