@@ -176,7 +176,10 @@ class Trainer:
             )
             gradients = advance.gradients
         norm = self._descend(self.learned, gradients)
-        if not math.isfinite(norm):
+        # A norm overflows before its gradient does, and is then clipped to nothing.
+        if not math.isfinite(norm) and not all(
+            bool(g.isfinite().all()) for g in gradients.values()
+        ):
             raise _diverged(self.iteration, "the learner has a non-finite gradient")
         self._descend(self.emo_learned, result.emo_gradients)
         self.optimizer.step()
