@@ -138,10 +138,14 @@ class MUSML:
         return replace(self, progress=min(1.0, iteration / self.anneal))
 
     def _answers(self, theta: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
-        """Answer ``x`` in every subspace, as so many tasks of one call."""
-        tasks = x.shape[0]
-        whole = {n: w.flatten(0, 1) for n, w in networks(theta).items()}
-        out = self.loop.model(whole, x.repeat_interleave(self.subspaces, dim=0))
+        """Answer ``x`` in every subspace: one by one for a single task, otherwise all in one call."""
+        tasks, whole, model = x.shape[0], networks(theta), self.loop.model
+        if tasks == 1:
+            # Networks have a faster path for one task at a time.
+            each = [{n: w[:, k] for n, w in whole.items()} for k in range(self.subspaces)]
+            return torch.stack([model(own, x) for own in each], dim=1)
+        folded = {n: w.flatten(0, 1) for n, w in whole.items()}
+        out = model(folded, x.repeat_interleave(self.subspaces, dim=0))
         return out.view(tasks, self.subspaces, *out.shape[1:])
 
     def _losses(
