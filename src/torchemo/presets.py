@@ -148,6 +148,8 @@ def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
 def _for_regression(config: RunConfig) -> RunConfig:
     emo = replace(config.emo, key=replace(config.emo.key, embedder="pairs"))
     rate = config.learner.inner_lr if config.learner.rule == "adam" else 0.003
+    if config.learner.name == "musml":  # a coordinate moves a whole network: 0.003 diverges
+        rate = 0.0005
     learner = replace(config.learner, inner_lr=rate, rate_init=(0.001, 0.005))
     if learner.name in ("arml", "hsml"):
         learner = replace(learner, task_dim=40, task_width=2.0, vertices=6, aux_weight=0.01)
