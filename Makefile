@@ -10,13 +10,15 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow lint clean
+.PHONY: help setup demo test unit shapes faults slow lint bench reproducibility clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
 	@echo "make demo    MAML against MAML with memory on the embedded tasks"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make unit    the fast tests only (under two minutes)"
+	@echo "make bench   all speed records and docs/speed.md anew (15 minutes of an idle machine)"
+	@echo "make reproducibility   REPRODUCIBILITY.md from the recorded studies"
 
 setup: $(STAMP)
 
@@ -35,6 +37,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What the paper claims beside what was recorded, from the files in studies/.
+reproducibility: setup
+	$(BIN)/torchemo study reproducibility
+
 unit: setup
 	$(PYTEST) -m "not slow and not faults and not study"
 
@@ -49,6 +55,13 @@ slow: setup
 	$(PYTEST) -m slow
 
 test: lint unit faults slow
+
+# QUICK=--quick shows in two minutes that it works.
+bench: setup
+	for what in step memory data limit growth; do \
+		$(BIN)/torchemo bench $$what $(QUICK) --out benchmarks/results/$$what.json || exit 1; \
+	done
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

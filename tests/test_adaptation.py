@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from torchemo import adaptation
-from torchemo.adaptation import answer_folder, query_pictures, sheet
+from torchemo.adaptation import answer_folder, query_pictures
 from torchemo.build import TaskShape
 from torchemo.config import (
     AggregatorConfig,
@@ -26,9 +26,9 @@ from torchemo.config import (
 from torchemo.errors import ConfigError, DataError
 from torchemo.experiment import build_trainer
 from torchemo.rng import generator_for
-from torchemo.runner import Trained
 from torchemo.scoring import memory_digest
 from torchemo.step import predict
+from torchemo.trained import Trained
 from torchemo.types import Batch, Episode
 
 SIZE = 16
@@ -282,23 +282,6 @@ def test_a_run_on_numbers_takes_no_pictures(folders):
     run = trained(config, TaskShape("regression", (1,), 1, n_shot=4))
     with pytest.raises(ConfigError, match="not on pictures"):
         answer_folder(run, support, query=query)
-
-
-def test_a_sheet_holds_its_pictures_and_escapes_every_name(folders, tmp_path):
-    support, query = folders
-    (support / "red").rename(support / '<b onload="x">&\'red')
-    save(noise(RED, 99), query / "<img src=x>.png")
-    run = trained(with_memory())
-    run = replace(run, domains=("<i>stones", "<i>leaves"))
-    page = sheet(answer_folder(run, support, query=query), query)
-    for hostile in ("<b onload", "<img src=x>", "<i>"):
-        assert hostile not in page
-    assert "&lt;b onload=" in page
-    assert "&lt;i&gt;" in page
-    assert page.count('src="data:image/jpeg;base64,') == 5
-    assert "http://" not in page
-    assert "https://" not in page
-    assert "<script" not in page
 
 
 def test_answers_are_plain_for_machines(folders):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.reference.controllers import ListClock
+from torchemo import controllers
 from torchemo.controllers import CONTROLLERS, FIFO, LRU, Clock, Controller, Ledger
 from torchemo.errors import ConfigError
 
@@ -231,3 +232,42 @@ def test_a_write_resets_what_was_known_of_the_slot(controller):
 def test_the_registry_names_every_controller():
     assert {"fifo": FIFO, "lru": LRU, "clock": Clock} == CONTROLLERS
     assert all(isinstance(made(), Controller) for made in CONTROLLERS.values())
+
+
+@pytest.mark.parametrize("stamp", ["written", "accessed"])
+def test_the_oldest_slot_is_that_of_the_smallest_stamp_whoever_gave_the_stamps(stamp):
+    """The order of the slots is kept up by the ledger; stamps it did not give are noticed."""
+    g = torch.Generator().manual_seed(0)
+    ledger = Ledger.empty(7)
+    for event in range(200):
+        if event % 50 == 49:  # somebody else: a restored state, or a change in place
+            fresh = torch.randperm(7, generator=g) + int(ledger.now)
+            setattr(ledger, stamp, fresh) if event % 100 == 49 else getattr(ledger, stamp).copy_(
+                fresh
+            )
+            ledger.now += 7
+        elif event % 3:
+            ledger.stamp_access(torch.randperm(7, generator=g)[: event % 5])
+        else:
+            ledger.stamp_write(int(torch.randint(7, (), generator=g)))
+        assert ledger.oldest(stamp) == int(getattr(ledger, stamp).argmin())
+        assert ledger.newest(stamp) == int(getattr(ledger, stamp).argmax())
+
+
+@pytest.mark.parametrize("sweep", [1, 2, 3, 1024])
+def test_the_hand_of_the_clock_moves_the_same_however_far_it_looks(monkeypatch, sweep):
+    monkeypatch.setattr(controllers, "SWEEP", sweep)
+    g = torch.Generator().manual_seed(0)
+    ledger, clock, reference = Ledger.empty(5), Clock(), ListClock(5, insert_ref=True)
+    for slot in range(5):
+        clock.wrote(ledger, slot)
+        reference.write(slot)
+    for item in range(200):
+        touched = torch.randperm(5, generator=g)[: item % 6]
+        clock.touch(ledger, touched)
+        reference.touch(touched.tolist())
+        slot = clock.victim(ledger)
+        clock.wrote(ledger, slot)
+        assert slot == reference.write(item)
+        assert ledger.referenced.tolist() == reference.bits
+        assert int(ledger.hand) == reference.hand

@@ -6,6 +6,7 @@ import pytest
 
 from torchemo import doctor
 from torchemo.doctor import EQUAL, NEAR, diagnose, gradient_errors
+from torchemo.fused import Status
 
 
 def test_gradients_of_this_machine_agree_in_three_ways():
@@ -48,9 +49,17 @@ def no_gradients(monkeypatch):
 def test_a_machine_is_fit_unless_something_is_bad(no_gradients, monkeypatch, tmp_path):
     found = diagnose(tmp_path / "new" / "run")
     assert found.ok
-    assert {"python", "torch", "threads", "disk", "tensorboard", "wandb", "ann"} < {
-        check.name for check in found.checks
-    }
+    assert {
+        "python",
+        "torch",
+        "threads",
+        "convolutions",
+        "allocator",
+        "disk",
+        "tensorboard",
+        "wandb",
+        "ann",
+    } < {check.name for check in found.checks}
     monkeypatch.setattr(doctor, "OLDEST_PYTHON", (9, 0))
     found = diagnose(tmp_path)
     assert not found.ok
@@ -82,3 +91,26 @@ def test_a_full_disk_is_a_note_and_a_closed_folder_is_bad(no_gradients, monkeypa
     monkeypatch.setattr(doctor.os, "access", lambda place, mode: False)
     states = {check.name: check.state for check in diagnose(tmp_path).checks}
     assert states["disk"] == "bad"
+
+
+def test_the_convolution_path_is_named_and_a_missing_compiler_is_a_note(
+    no_gradients, monkeypatch, tmp_path
+):
+    path = tmp_path / "kernels.so"
+    monkeypatch.setattr(doctor.fused, "status", lambda: Status(True, str(path), "cc", "1234"))
+    states = {check.name: check for check in diagnose(tmp_path).checks}
+    assert states["convolutions"].state == "ok"
+    assert str(path) in states["convolutions"].detail
+    monkeypatch.setattr(doctor.fused, "status", lambda: Status(False, "no C compiler found"))
+    states = {check.name: check for check in diagnose(tmp_path).checks}
+    assert states["convolutions"].state == "note"
+    assert "install a C compiler" in states["convolutions"].detail
+
+
+def test_the_allocator_setting_of_commands_is_told(no_gradients, monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCHEMO_KEEP_MEMORY", raising=False)
+    states = {check.name: check for check in diagnose(tmp_path).checks}
+    assert "commands keep freed memory" in states["allocator"].detail
+    monkeypatch.setenv("TORCHEMO_KEEP_MEMORY", "0")
+    states = {check.name: check for check in diagnose(tmp_path).checks}
+    assert "leave it alone" in states["allocator"].detail

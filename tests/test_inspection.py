@@ -1,5 +1,6 @@
 """What a memory holds: slots, neighbours, a map of its keys, and faults in its books."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,7 +72,7 @@ def test_the_map_keeps_distances_of_keys_that_lie_in_a_plane():
     plane = torch.randn(6, 2, generator=generator, dtype=torch.float64)
     frame, _ = torch.linalg.qr(torch.randn(5, 2, generator=generator, dtype=torch.float64))
     places, shown = principal_map(plane @ frame.T + 3)
-    assert shown == pytest.approx(1)
+    assert sum(shown) == pytest.approx(1)
     assert torch.allclose(torch.cdist(places, places), torch.cdist(plane, plane))
     assert torch.allclose(places.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12)
 
@@ -80,7 +81,7 @@ def test_the_map_shows_the_directions_of_largest_spread():
     keys = torch.diag(torch.tensor([5.0, 2.0, 1.0])).double()
     keys = torch.cat([keys, -keys])
     places, shown = principal_map(keys)
-    assert shown == pytest.approx((25 + 4) / 30)
+    assert shown == pytest.approx((25 / 30, 4 / 30))
     assert places.abs().max(0).values.tolist() == pytest.approx([5, 2])
 
 
@@ -95,10 +96,20 @@ def test_an_axis_of_the_map_points_to_its_largest_place(sign):
 def test_the_map_of_equal_or_one_dimensional_keys_is_flat():
     places, shown = principal_map(torch.ones(3, 4))
     assert torch.equal(places, torch.zeros(3, 2))
-    assert shown == 1
+    assert shown == (1, 0)
     places, shown = principal_map(torch.tensor([[1.0], [2.0], [4.0]]))
     assert (places[:, 1] == 0).all()
-    assert shown == 1
+    assert shown == (1, 0)
+
+
+def test_the_map_agrees_with_the_eigenvectors_of_the_covariance():
+    rng = np.random.default_rng(1)
+    keys = rng.normal(size=(30, 6)) * [3, 0.1, 2, 0.5, 0.2, 0.4]
+    places, shown = principal_map(torch.tensor(keys))
+    variances, axes = np.linalg.eigh(np.cov(keys.T))
+    expected = (keys - keys.mean(0)) @ axes[:, ::-1][:, :2]
+    assert places.abs().numpy() == pytest.approx(np.abs(expected), abs=1e-9)
+    assert shown == pytest.approx(variances[::-1][:2] / variances.sum())
 
 
 def test_a_memory_is_restored_from_the_state_of_its_optimizer(memory):

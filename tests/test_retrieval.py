@@ -12,8 +12,9 @@ from jaxtyping import TypeCheckError
 from tests.reference.retrieval import nearest, softmax_weights, squared_distance
 from torchemo.errors import ConfigError, DataError
 from torchemo.memory import EpisodicMemory
-from torchemo.retrieval import INDICES, ExactIndex, Index, RandomIndex, Retrieval
+from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
+from torchemo.search import INDICES, ApproximateIndex, ExactIndex, Index, RandomIndex
 
 
 def filled(keys, *, capacity=None, dtype=torch.float32):
@@ -303,8 +304,8 @@ def test_retrieval_with_the_random_index_recalls_what_it_drew():
 
 
 def test_the_registry_names_every_index():
-    assert {"exact": ExactIndex, "random": RandomIndex} == INDICES
-    assert all(isinstance(made(), Index) for made in INDICES.values())
+    assert {"exact": ExactIndex, "random": RandomIndex, "approximate": ApproximateIndex} == INDICES
+    assert all(issubclass(made, Index) for made in INDICES.values())
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ from torchemo.config import (
 from torchemo.controllers import CONTROLLERS
 from torchemo.errors import ConfigError, DataError, Diverged
 from torchemo.learners import LEARNERS
-from torchemo.runner import load_best, read_config, train_run
+from torchemo.runner import train_run
 from torchemo.runs import checkpoint, events, history
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best, read_config
 
 TASKS = DataConfig(source=("regression:hsml4",), n_shot=4, n_query=4)
 KEYS = KeyConfig(embedder="pairs", dim=8, heads=2, ff=8, layers=1)
@@ -126,6 +127,25 @@ def test_proto_maml_on_pictures_resumes_bit_for_bit(tmp_path):
     whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     for name, tensor in whole.groups["params"].items():
         assert torch.equal(tensor, resumed.groups["params"][name])
+
+
+def test_going_on_where_bits_may_differ_is_told(tmp_path):
+    run, told = tmp_path / "run", []
+
+    def tell(event, step, fields):
+        if event == "environment":
+            told.append((step, fields["why"]))
+
+    train_run(run, config(), should_stop=stop_after(2))
+    train_run(run, should_stop=stop_after(2), on_event=tell)
+    assert told == []
+    path = run / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "convolutions": "elsewhere"}))
+    train_run(run, on_event=tell)
+    ((step, why),) = told
+    assert step > 0
+    assert "not bit for bit" in why
+    assert "convolutions elsewhere -> " in why
 
 
 def test_a_run_is_not_written_over_and_its_configuration_is_read_back(tmp_path):

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from tests.laws.cases import MODEL, make_emo, make_episode, make_learner, make_params
+from torchemo import step
 from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError, TorchemoError
 from torchemo.inner import SGD
 from torchemo.learners import MAML, InnerLoop, anil
 from torchemo.memory import EpisodicMemory
 from torchemo.models import MLP, Conv4, lift
-from torchemo.step import outer_step, predict
+from torchemo.step import outer_step, predict, runs_together
 from torchemo.types import Batch, Episode
 
 GOOD = make_episode()
@@ -175,3 +176,37 @@ def test_a_lifted_module_gives_the_same_outer_step_as_the_task_axis_network():
     )
     for m, n in names.items():
         torch.testing.assert_close(a.gradients[n], b.gradients[m], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("x", "parameters", "together"),
+    [
+        (torch.zeros(2, 5, 3), 1000, True),
+        (torch.zeros(2, 5, 3), 100_000, False),
+        (torch.zeros(2, 5, 3, 8, 8), 1000, False),
+        (torch.zeros(2, 5, 3, 8, 8, device="meta"), 10**6, True),
+    ],
+    ids=["small on vectors", "large on vectors", "pictures", "another device"],
+)
+def test_tasks_run_together_on_other_devices_and_in_small_networks(x, parameters, together):
+    episode = Episode(Batch(x, torch.zeros(2, 5)), Batch(x, torch.zeros(2, 5)))
+    assert runs_together({"w": torch.zeros(parameters)}, episode) is together
+
+
+def test_the_automatic_choice_is_what_is_run(monkeypatch):
+    learner = make_learner("maml")
+    params, episode = make_params(learner), make_episode()
+    seen = []
+    real = step.solve
+    monkeypatch.setattr(
+        step,
+        "solve",
+        lambda learner, start, episode, **more: (
+            seen.append(len(episode.support.x)) or real(learner, start, episode, **more)
+        ),
+    )
+    for together, expected in ((True, [2]), (False, [1, 1])):
+        monkeypatch.setattr(step, "runs_together", lambda params, episode, t=together: t)
+        outer_step(learner, params, episode, batched=None)
+        assert seen == expected
+        seen.clear()

@@ -37,6 +37,27 @@ def test_a_step_is_one_adam_step_along_the_meta_gradient():
         torch.testing.assert_close(ours.params[name], p, rtol=1e-13, atol=0)
 
 
+def test_scheduled_rates_are_those_of_torch_cosine_annealing():
+    ours = trainer(config=OuterConfig(lr=0.01, clip=None, schedule="cosine"), horizon=5)
+    theirs = {n: p.detach().clone().requires_grad_() for n, p in ours.params.items()}
+    adam = torch.optim.Adam(theirs.values(), lr=0.01)
+    annealed = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=5)
+    for i in range(5):
+        episode = make_episode(i)
+        for name, gradient in outer_step(ours.learner, theirs, episode).gradients.items():
+            theirs[name].grad = gradient
+        adam.step()
+        annealed.step()
+        ours.step(episode)
+    for name, p in theirs.items():
+        torch.testing.assert_close(ours.params[name], p, rtol=1e-13, atol=0)
+
+
+def test_a_schedule_without_the_length_of_the_training_is_refused():
+    with pytest.raises(ConfigError, match="horizon"):
+        trainer(config=OuterConfig(schedule="cosine"))
+
+
 def test_training_with_an_unused_memory_equals_training_without_bit_for_bit():
     """Clipping is per group, and Adam is per tensor: an untrained gate does not disturb the learner."""
     plain = trainer(config=OuterConfig(clip=0.01))
@@ -143,6 +164,43 @@ def test_keys_that_recognise_themselves_are_left_out_of_the_outer_optimizer():
     )
     assert len(emo.memory) == 3
     assert recognition.lr == pytest.approx(2e-3)  # slowed down once the slots were seeded
+
+
+def consolidating(horizon):
+    shape = TaskShape("regression", (1,), 1, n_shot=5)
+    learner = build_learner(LearnerConfig(steps=1, inner_lr=0.01), MLP(1), shape)
+    key = KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8, training="self_recognition")
+    memory = MemoryConfig(capacity=3, write="consolidate", warmup=2)
+    emo = build_emo(
+        EMOConfig(key=key, memory=memory, value=ValueConfig(content="meta")), learner, shape
+    )
+    return Trainer(
+        learner,
+        emo=emo,
+        recognition=SelfRecognition(emo.encoder, lr=1e-2),
+        config=OuterConfig(schedule="cosine"),
+        horizon=horizon,
+    )
+
+
+def test_once_the_schedule_has_ended_nothing_learned_moves_any_more():
+    made, g = consolidating(horizon=4), torch.Generator().manual_seed(0)
+    batch = lambda: Batch(*torch.randn(2, 4, 5, 1, generator=g))  # noqa: E731
+
+    def content():
+        slots = {"keys": made.emo.memory.keys, **made.emo.memory.values}
+        learned = {**made.params, **dict(made.emo.named_parameters()), **slots}
+        return {n: t.detach().clone() for n, t in learned.items()}
+
+    for _ in range(4):
+        made.step(Episode(batch(), batch()))
+    before = content()
+    made.step(Episode(batch(), batch()))
+    after = content()
+    assert any(v.any() for n, v in before.items() if n in made.emo.memory.values)
+    for name, value in before.items():
+        # Slot keys are put back on the unit sphere: up to rounding.
+        torch.testing.assert_close(after[name], value, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"clip": -1.0}])

@@ -1,7 +1,5 @@
 """A trained run on pictures of the user's own: adapt to a support folder, answer a folder of queries."""
 
-import base64
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +9,6 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from torchemo.data.decode import PictureForm, decode
@@ -21,9 +18,9 @@ from torchemo.data.listing import ListedClass, Picture, arrange
 from torchemo.errors import ConfigError, DataError
 from torchemo.learners import Learner, ProtoMAML
 from torchemo.rng import generator_for
-from torchemo.runner import Trained
 from torchemo.scoring import method_name
 from torchemo.step import look_up, predict
+from torchemo.trained import Trained
 from torchemo.types import Batch, Episode
 
 QUERIES_AT_ONCE = 200
@@ -32,9 +29,6 @@ QUERIES_AT_ONCE = 200
 Reading: a network that normalises queries together (``model.bn = transductive``) sees all of them at once,
 or hands that are each as mixed as the whole folder.
 """
-
-THUMBNAIL = 96
-"""Side of a picture on the sheet."""
 
 
 class Prediction(NamedTuple):
@@ -140,7 +134,11 @@ def answer_folder(
     """
     if trained.trainer.emo is not None:
         trained.trainer.emo.eval()
-    form, classes, queries = _form(trained, invert=invert), _classes(support), query_pictures(query)
+    form, classes, queries = (
+        _form(trained, invert=invert),
+        support_classes(support),
+        query_pictures(query),
+    )
     names = tuple(c.name for c in classes)
     learner = _learner(trained, len(names))
     shown = _support([c.pictures for c in classes], form)
@@ -167,23 +165,8 @@ def query_pictures(query: Path) -> dict[str, Picture]:
     return found
 
 
-def sheet(answers: Answers, query: Path) -> str:
-    """Show answers as one self-contained HTML page; pictures are inline and every name is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    thumbnails = {name: _thumbnail(picture) for name, picture in query_pictures(query).items()}
-    template = environment.get_template("adaptation.html.j2")
-    return template.render(answers=answers, thumbnails=thumbnails, side=THUMBNAIL)
-
-
-def _classes(support: Path) -> tuple[ListedClass, ...]:
+def support_classes(support: Path) -> tuple[ListedClass, ...]:
+    """List the classes of a support folder, in label order."""
     pictures, empty = _listed(support)
     classes = arrange(pictures, empty=empty, domain="support", where=str(support))
     bare = [c.name for c in classes if not c.pictures]
@@ -296,10 +279,3 @@ def _prediction(file: str, row: Tensor, classes: Sequence[str]) -> Prediction:
         None if second is None else float(row[second]),
         tuple(row.tolist()),
     )
-
-
-def _thumbnail(picture: Picture) -> str:
-    pixels = decode(picture.read(), PictureForm(THUMBNAIL, THUMBNAIL), name=picture.name)
-    stream = io.BytesIO()
-    Image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, final
 
 import torch
@@ -49,8 +50,9 @@ from torchemo.learners.parts import Embedding, ImageEmbedding, PointEmbedding
 from torchemo.losses import cross_entropy, mean_squared_error
 from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
-from torchemo.retrieval import INDICES, Retrieval
+from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
+from torchemo.search import INDICES, ApproximateIndex, Index
 from torchemo.types import Model
 
 
@@ -237,6 +239,7 @@ def build_emo(
         controller=_controller(config, seed),
         value_dtype=getattr(torch, config.memory.value_dtype),
         key_dtype=dtype,
+        values_dir=None if config.memory.values_dir is None else Path(config.memory.values_dir),
     )
     aggregator = build_aggregator(
         config.aggregator,
@@ -311,8 +314,14 @@ def _retrieval(config: EMOConfig) -> Retrieval:
         null_distance=config.retrieval.null_distance,
         max_age=config.memory.max_age,
         min_fill=config.memory.min_fill,
-        index=INDICES[config.retrieval.index](),
+        index=_index(config),
     )
+
+
+def _index(config: EMOConfig) -> Index:
+    if config.retrieval.index == "approximate":
+        return ApproximateIndex(probes=config.retrieval.probes)
+    return INDICES[config.retrieval.index]()
 
 
 def _policy(config: EMOConfig, tasks: TaskShape, seed: int) -> Policy:

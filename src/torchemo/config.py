@@ -27,6 +27,8 @@ class MemoryConfig:
     """LRU: probability of overwriting the most recently used slot instead."""
     value_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """How values are kept."""
+    values_dir: str | None = None
+    """Keep values in memory-mapped files in this folder, so that the store may exceed RAM; None: in RAM."""
     max_age: int | None = None
     """Slots written more batches ago than this are not recalled (A23)."""
     min_fill: int = 1
@@ -97,8 +99,11 @@ class RetrievalConfig:
     """Initial temperature of softmax weights; learned."""
     null_distance: float | None = None
     """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
-    index: Literal["exact", "random"] = "exact"
-    """random: a control that recalls arbitrary slots."""
+    index: Literal["exact", "random", "approximate"] = "exact"
+    """random: a control that recalls arbitrary slots. approximate: for 10^5 slots and more; exact below 10^4.
+    Needs the extra ``ann``."""
+    probes: int = 32
+    """approximate: cells of keys to look at; more find more and take longer."""
 
 
 @final
@@ -170,6 +175,13 @@ class EMOConfig:
             )
         if self.memory.write == "consolidate" and self.retrieval.weights != "softmax":
             raise ConfigError("memory.write = consolidate needs retrieval.weights = softmax.")
+        wide = self.retrieval.k is None or self.memory.max_age is not None
+        if self.retrieval.index == "approximate" and (wide or self.memory.write == "consolidate"):
+            raise ConfigError(
+                "retrieval.index = approximate needs a number k, no memory.max_age, and"
+                " memory.write = replace.",
+                hint="Use retrieval.index = exact.",
+            )
 
 
 @final
@@ -275,6 +287,8 @@ class OuterConfig:
     """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
     clip: float | None = 10.0
     """Largest norm of the gradient of each group: the learner, and memory with keys."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: all outer rates (learner, slots, keys) fall to zero over the run along half a cosine."""
     recognition_after: float = 0.2
     """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
 
@@ -336,6 +350,8 @@ class DataConfig:
     """Turn every class of a task by its own multiple of 90 degrees (Omniglot)."""
     splits: str | None = None
     """A splits.json with class-disjoint splits; otherwise those of the source, or 64 : 16 : 20."""
+    scheme: str | None = None
+    """Which splits to take where the file holds several for a source, such as fc100."""
     classes_per_family: int = 60
     """procedural: classes of each of the four families."""
 
@@ -357,6 +373,9 @@ class TrainConfig:
     """Stop after this many validations without a better one; None never stops early."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
+    batched: Literal["auto", "yes", "no"] = "auto"
+    """Run the tasks of a step in one call, or one by one in worker threads. auto: in one call on a GPU and
+    for small networks on vectors. Results are equal up to rounding."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "tasks", "validate_every", "validation_tasks"):

@@ -5,7 +5,7 @@ the row of the outer gradient that belongs to it, weighted by a_j, moves those s
 their own. Since d(mean_b L_b) / dV_j = mean_b a_bj G_b, that is gradient descent on the memory's content.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -49,6 +49,10 @@ class SlotAdam:
                 f"slot rates and decay should not be negative,"
                 f" got lr {self.lr}, key_lr {self.key_lr}, decay {self.decay}."
             )
+
+    def at(self, factor: float) -> "SlotAdam":
+        """Return the same step with its rates multiplied by ``factor``."""
+        return replace(self, lr=self.lr * factor, key_lr=self.key_lr * factor)
 
     def step_(
         self,

@@ -4,8 +4,9 @@ A controller is a state machine whose whole state is the `Ledger` it is handed: 
 obeys. While the memory is not full a new item takes the lowest free slot whatever the controller.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, fields
-from typing import Protocol, final, runtime_checkable
+from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -44,6 +45,9 @@ class Ledger:
     born: Tensor
     recalls: Tensor
 
+    def __post_init__(self) -> None:
+        self._orders = {"written": _Order(), "accessed": _Order()}
+
     @classmethod
     def empty(cls, capacity: int) -> "Ledger":
         """Return the ledger of an empty memory with ``capacity`` slots."""
@@ -62,6 +66,7 @@ class Ledger:
         """Record an access to ``slots`` (nearest first) so that the nearest is the most recent."""
         m = slots.numel()
         self.accessed[slots] = self.now + torch.arange(m, 0, -1)
+        self._orders["accessed"].moved(slots.tolist()[::-1], self.accessed)
         self.recalls[slots] += 1
         self.now += m
 
@@ -69,10 +74,50 @@ class Ledger:
         """Record that ``slot`` was overwritten; what was known of it is reset."""
         self.now += 1
         self.written[slot] = self.now
+        self._orders["written"].moved([slot], self.written)
         self.accessed[slot] = self.now
+        self._orders["accessed"].moved([slot], self.accessed)
         self.generation[slot] += 1
         self.born[slot] = self.iteration
         self.recalls[slot] = 0
+
+    def oldest(self, stamp: Literal["written", "accessed"]) -> int:
+        """Return the slot with the smallest stamp; the time it takes does not depend on T."""
+        return self._orders[stamp].ends(getattr(self, stamp))[0]
+
+    def newest(self, stamp: Literal["written", "accessed"]) -> int:
+        """Return the slot with the largest stamp."""
+        return self._orders[stamp].ends(getattr(self, stamp))[1]
+
+
+@final
+class _Order:
+    """The slots from the oldest stamp to the newest: derived from the stamps, never saved.
+
+    Sorted once when first asked for, then kept up as stamps are given; stamps that were changed by anybody
+    else (a restored state) are noticed by the tensor or its version and sorted anew.
+    """
+
+    def __init__(self) -> None:
+        self._slots: OrderedDict[int, None] = OrderedDict()
+        self._stamps: Tensor | None = None
+        self._version = -1
+
+    def moved(self, slots: list[int], stamps: Tensor) -> None:
+        """Note that ``slots`` were just stamped, one after another, by one operation on ``stamps``."""
+        if self._stamps is not stamps or stamps._version != self._version + 1:
+            self._stamps = None
+            return
+        for slot in slots:
+            self._slots.move_to_end(slot)
+        self._version = stamps._version
+
+    def ends(self, stamps: Tensor) -> tuple[int, int]:
+        """Return the oldest and the newest slot."""
+        if self._stamps is not stamps or stamps._version != self._version:
+            self._slots = OrderedDict.fromkeys(stamps.argsort(stable=True).tolist())
+            self._stamps, self._version = stamps, stamps._version
+        return next(iter(self._slots)), next(reversed(self._slots))
 
 
 @runtime_checkable
@@ -111,7 +156,7 @@ class FIFO:
 
     def victim(self, ledger: Ledger) -> int:
         """Return the slot with the oldest write."""
-        return int(ledger.written.argmin())
+        return ledger.oldest("written")
 
     def wrote(self, ledger: Ledger, slot: int) -> None:
         """Stamp the write."""
@@ -147,12 +192,16 @@ class LRU:
         if self.update_last > 0:
             generator = generator_for(self.seed, "lru", int(ledger.now))
             if float(torch.rand((), generator=generator)) < self.update_last:
-                return int(ledger.accessed.argmax())
-        return int(ledger.accessed.argmin())
+                return ledger.newest("accessed")
+        return ledger.oldest("accessed")
 
     def wrote(self, ledger: Ledger, slot: int) -> None:
         """Stamp the write, which is also an access."""
         ledger.stamp_write(slot)
+
+
+SWEEP = 1024
+"""Slots that CLOCK's hand looks at in one go."""
 
 
 @final
@@ -174,15 +223,18 @@ class Clock:
     def victim(self, ledger: Ledger) -> int:
         """Sweep: clear reference bits until one is found clear; leave the hand one past the victim."""
         capacity = ledger.referenced.numel()
-        order = (torch.arange(capacity) + ledger.hand) % capacity
-        spared = ledger.referenced[order]
-        # argmin of booleans is the first clear bit; a sweep over set bits only ends where it began.
-        first_clear = int(spared.long().argmin())
-        passed = capacity if bool(spared.all()) else first_clear
-        ledger.referenced[order[:passed]] = False
-        slot = int(order[first_clear])
-        ledger.hand.fill_((slot + 1) % capacity)
-        return slot
+        at = int(ledger.hand)
+        while True:  # one round clears every bit, so this ends
+            ahead = ledger.referenced[at : at + SWEEP]
+            # argmin of booleans is the first clear bit.
+            clear = int(ahead.long().argmin())
+            if not ahead[clear]:
+                break
+            ahead[:] = False
+            at = (at + len(ahead)) % capacity
+        ledger.referenced[at : at + clear] = False
+        ledger.hand.fill_((at + clear + 1) % capacity)
+        return at + clear
 
     def wrote(self, ledger: Ledger, slot: int) -> None:
         """Stamp the write and set the slot's reference bit to ``insert_ref``."""

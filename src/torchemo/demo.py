@@ -7,9 +7,11 @@ from typing import Any, final
 
 from torchemo.comparison import compare
 from torchemo.config import ModelConfig, RunConfig
+from torchemo.errors import ConfigError
 from torchemo.presets import preset
-from torchemo.runner import load_best, train_run
+from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best
 
 RUNS = {"maml": "maml", "maml-emo": "maml-emo"}
 """Folder and preset of the two runs."""
@@ -26,6 +28,12 @@ class DemoConfig:
     """Test tasks, the same for both runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "test_tasks"):
+            if getattr(self, name) < 1:
+                words = name.replace("_", " ")
+                raise ConfigError(f"{words} should be 1 or more, got {getattr(self, name)}.")
 
 
 def demo_run(name: str, config: DemoConfig) -> RunConfig:

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchemo import fused
+from torchemo.fused.memory import SWITCH, wanted
 from torchemo.inner import SGD
 from torchemo.learners import MAML, InnerLoop
 from torchemo.losses import cross_entropy
@@ -79,7 +81,16 @@ def diagnose(folder: Path) -> Diagnosis:
     Args:
         folder: Where runs are to be written.
     """
-    checks = (_python(), _torch(), _threads(), _disk(folder), *_extras(), *_gradients())
+    checks = (
+        _python(),
+        _torch(),
+        _threads(),
+        _convolutions(),
+        _allocator(),
+        _disk(folder),
+        *_extras(),
+        *_gradients(),
+    )
     return Diagnosis(checks, environment())
 
 
@@ -159,6 +170,24 @@ def _threads() -> Check:
     if cores is not None and threads > cores:
         return Check("threads", "note", f"{detail}; set OMP_NUM_THREADS={cores}")
     return Check("threads", "ok", detail)
+
+
+def _convolutions() -> Check:
+    found = fused.status()
+    if found.available:
+        return Check("convolutions", "ok", f"compiled block ({found.detail})")
+    detail = f"plain torch, several times slower: {found.detail}"
+    fix = "install a C compiler (gcc or clang)" if found.compiler is None else "see the message"
+    return Check("convolutions", "note", f"{detail}; {fix}")
+
+
+def _allocator() -> Check:
+    if not sys.platform.startswith("linux"):
+        return Check("allocator", "note", "not glibc: it decides itself what memory it keeps")
+    if not wanted():
+        return Check("allocator", "note", f"{SWITCH}=0: commands leave it alone and are slower")
+    detail = f"commands keep freed memory (off: --release-memory or {SWITCH}=0)"
+    return Check("allocator", "ok", f"{detail}; importing torchemo sets nothing")
 
 
 def _disk(folder: Path) -> Check:

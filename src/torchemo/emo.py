@@ -4,7 +4,7 @@ Three verbs for a loop of one's own: `recall` what similar tasks did, `combine` 
 hand, `remember` this task. Tasks carry a leading axis B everywhere.
 """
 
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -19,17 +19,16 @@ from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
-from torchemo.tree import check_same_structure, select, tree_map
+from torchemo.tree import check_same_structure, norms, select, tree_map
 from torchemo.types import Batch, Params, Recall
 
 
 class Bound(NamedTuple):
-    """EMO with the recall of B tasks in hand: what an inner loop needs of it."""
+    """EMO with the recall of B tasks in hand, for an inner loop that has taken ``first`` steps before."""
 
     emo: "EMO"
     recall: Recall
     first: int = 0
-    """Steps taken before: a loop that goes on counts from here and takes no recall step."""
 
     def direction(self, grads: Params, step: int) -> Params:
         """Eq. 7: the direction of inner step ``step``."""
@@ -175,9 +174,7 @@ class EMO(nn.Module):
         ]
         return torch.stack(draws) >= self.policy.recall_dropout
 
-    def _own_notes(
-        self, support: Batch | None, params: Params | None, **tags: Tensor | None
-    ) -> Params:
+    def _own_notes(self, support: Batch | None, params: Params | None, **tags: Any) -> Params:
         wanted = ("domain", "group") if self.policy.scope == "group" else ("domain",)
         notes = {n: tag for n, tag in tags.items() if n in wanted and tag is not None}
         if self.policy.scope == "group" and "group" not in notes:
@@ -187,8 +184,8 @@ class EMO(nn.Module):
                 raise ConfigError("recall: head alignment and re-keying need the support sets.")
             if self.policy.head_align == "hungarian" and self.policy.n_way is not None:
                 with torch.no_grad():
-                    prototypes = self.encoder.prototypes(support, self.policy.n_way, params=params)
-                notes["prototypes"] = prototypes
+                    found = self.encoder.prototypes(support, self.policy.n_way, params=params)
+                notes["prototypes"] = found
             if self.policy.rekey_every is not None:
                 notes["support_x"], notes["support_y"] = support.x, support.y
         return notes
@@ -300,7 +297,14 @@ class EMO(nn.Module):
         scale = self.policy.value_scale
         return {n: v.detach() * scale for n, v in picked.items() if n not in dropped}
 
-    def remember(self, recall: Recall, values: Params, *, params: Params | None = None) -> None:
+    def remember(
+        self,
+        recall: Recall,
+        values: Params,
+        *,
+        params: Params | None = None,
+        rate_factor: float = 1.0,
+    ) -> None:
         """Touch what was recalled, then write B tasks in order (Eq. 6): the memory's only change.
 
         Call it once per batch after the outer step; all reads of a batch precede all its writes.
@@ -309,6 +313,7 @@ class EMO(nn.Module):
             recall: What `recall` returned for these tasks.
             values: What to remember of them, see `value`.
             params: Meta-parameters, for re-keying with an encoder that shares the learner's trunk.
+            rate_factor: Multiplies the rates of consolidated slots and their keys (a schedule).
         """
         if self.memory.capacity == 0:
             return
@@ -323,10 +328,11 @@ class EMO(nn.Module):
             recall.slots[recall.active], generations=recall.generations[recall.active]
         )
         if self.consolidates:
-            self._consolidate(recall, values)
+            self._consolidate(recall, values, rate_factor)
         else:
             self.memory.write(keys, values, notes=notes)
         self.memory.end_batch()
+        self.retrieval.learn(self.memory)
         every = self.policy.rekey_every
         if every is not None and int(self.memory.ledger.iteration) % every == 0:
             self.rekey(params)
@@ -341,7 +347,7 @@ class EMO(nn.Module):
             keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
         self.memory.rekey(keys)
 
-    def _consolidate(self, recall: Recall, rows: Params) -> None:
+    def _consolidate(self, recall: Recall, rows: Params, rate_factor: float) -> None:
         far = torch.zeros(recall.keys.shape[0], dtype=torch.bool)
         if self.policy.novelty is not None:
             nearest = recall.distances[:, 0] if recall.m else torch.full((len(far),), torch.inf)
@@ -353,7 +359,7 @@ class EMO(nn.Module):
                 rows,
                 recall.slots,
                 weights=recall.weights.detach() * (same & ~far[:, None]),
-                optimizer=self.policy.slots,
+                optimizer=self.policy.slots.at(rate_factor),
                 key_gradient=None if slot_keys is None else slot_keys.grad,
             )
         if bool(far.any()):
@@ -377,7 +383,7 @@ class EMO(nn.Module):
         drawn = {}
         for name, value in values.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            size = _norms(value) / _norms(noise)
+            size = norms({"": value}) / norms({"": noise})
             drawn[name] = noise * _column(size, noise)
         return drawn
 
@@ -386,14 +392,9 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *(1,) * (like.dim() - 1))
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """Return the norm of each task's part of a tensor, ``[B, *shape] -> [B]``."""
-    return rows.reshape(rows.shape[0], -1).square().sum(1).sqrt()
-
-
 def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
     """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
     slots = value.flatten(0, 1)
-    size = _norms(slots).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
-    scale: Tensor = (factor * _norms(own.detach())[:, None] / size).clamp_max(1.0)
+    size = norms({"": slots}).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
+    scale: Tensor = (factor * norms({"": own.detach()})[:, None] / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

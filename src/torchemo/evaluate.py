@@ -37,7 +37,7 @@ def evaluate(
     *,
     emo: EMO | None = None,
     steps: int | None = None,
-    batched: bool = False,
+    batched: bool | None = None,
     workers: int = 1,
 ) -> Scores:
     """Adapt to every task and score its queries after every inner step.
@@ -48,7 +48,7 @@ def evaluate(
         episodes: Batches of tasks.
         emo: The memory optimizer; it is put into eval mode for the time being.
         steps: Inner steps, by default those of training.
-        batched: Run each batch of tasks in one call.
+        batched: Run each batch of tasks in one call; None: see `torchemo.step.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
     """
     training = emo.training if emo is not None else False

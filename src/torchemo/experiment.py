@@ -75,8 +75,8 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
         config=config.outer,
         recognition=recognition,
         seed=config.train.seed,
-        # Small networks are bound by the interpreter: one call for the whole task axis.
-        batched=config.model.name == "mlp",
+        horizon=config.train.iterations,
+        batched={"auto": None, "yes": True, "no": False}[config.train.batched],
         workers=workers,
     )
 

@@ -97,7 +97,7 @@ def survey(memory: EpisodicMemory) -> MemoryView:
     n, ledger = len(memory), memory.ledger
     keys = memory.keys[:n].double()
     distances, nearest = _neighbours(keys)
-    places, mapped = principal_map(keys)
+    places, explained = principal_map(keys)
     values = {name: value[:n].double() for name, value in memory.values.items()}
     sizes = norms(values) if values and n else torch.zeros(n, dtype=torch.float64)
     domain = memory.notes["domain"].tolist() if "domain" in memory.notes else None
@@ -121,30 +121,32 @@ def survey(memory: EpisodicMemory) -> MemoryView:
         batches=int(ledger.iteration),
         mean_age=float(memory.ages.double().mean()) if n else None,
         turnover=float((ledger.generation[:n] - 1).double().mean()) if n else 0.0,
-        mapped=mapped,
+        mapped=sum(explained),
         slots=slots,
     )
 
 
 def principal_map(
-    keys: Float[Tensor, "slot dim"],
-) -> tuple[Float[Tensor, "slot 2"], float]:
+    keys: Float[Tensor, "key dim"],
+) -> tuple[Float[Tensor, "key 2"], tuple[float, float]]:
     """Put keys on a plane by their first two principal components.
 
     Returns:
         Coordinates, each axis turned so that its largest one is positive; and the share of the variance
-        they show (1 if there is none).
+        along either axis (1 and 0 if there is none).
     """
     places = keys.new_zeros(keys.shape[0], 2)
     if keys.shape[0] < 2:
-        return places, 1.0
+        return places, (1.0, 0.0)
     left, sizes, _ = torch.linalg.svd(keys - keys.mean(0), full_matrices=False)
     axes = min(2, sizes.numel())
     found = left[:, :axes] * sizes[:axes]
     largest = found.gather(0, found.abs().argmax(0, keepdim=True))
     places[:, :axes] = torch.where(largest < 0, -found, found)
-    total = float(sizes.square().sum())
-    return places, float(sizes[:axes].square().sum()) / total if total > 0 else 1.0
+    if not sizes.any():
+        return places, (1.0, 0.0)
+    shares = (sizes.square() / sizes.square().sum()).tolist()
+    return places, (shares[0], shares[1] if axes == 2 else 0.0)
 
 
 def faults(memory: EpisodicMemory, *, unit: bool) -> list[str]:

@@ -1,6 +1,7 @@
 """The episodic memory M = {(K_t, V_t)}: T slots of a task key and what is remembered with it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torchemo.consolidation import SlotAdam, slot_gradients
 from torchemo.controllers import LRU, Controller, Ledger
 from torchemo.errors import ConfigError, MemoryWriteError, ShapeError
+from torchemo.journal import Journal
+from torchemo.mapped import mapped_zeros
 from torchemo.memory_state import restore, saved
 from torchemo.tree import check_same_structure, is_finite
 from torchemo.types import Params
@@ -30,6 +33,8 @@ class EpisodicMemory(nn.Module):
         value_dtype: How values are kept, float32 (default), bfloat16 or float64; they are read back in
             the dtype of the keys.
         key_dtype: How keys are kept.
+        values_dir: Keep values in memory-mapped files in this folder, so that they may exceed RAM. The files
+            have no name and vanish with the memory: what lasts is the saved state.
 
     Example:
         >>> import torch
@@ -48,6 +53,7 @@ class EpisodicMemory(nn.Module):
         controller: Controller | None = None,
         value_dtype: torch.dtype = torch.float32,
         key_dtype: torch.dtype = torch.float32,
+        values_dir: Path | None = None,
     ) -> None:
         super().__init__()
         if capacity < 0:
@@ -57,12 +63,14 @@ class EpisodicMemory(nn.Module):
         self.capacity = capacity
         self.controller: Controller = LRU() if controller is None else controller
         self.value_dtype = value_dtype
+        self.values_dir = values_dir
         self.ledger = Ledger.empty(capacity)
         self.keys = torch.zeros(capacity, key_dim, dtype=key_dtype)
         self.values: Params = {}
         self.notes: Params = {}
         self.moments: Params = {}
         self.warm_keys = self.keys[:0].clone()
+        self.journal = Journal()
 
     def __len__(self) -> int:
         return int(self.ledger.filled)
@@ -126,6 +134,7 @@ class EpisodicMemory(nn.Module):
         for b in range(keys.shape[0]):
             slot = self._claim()
             self.keys[slot] = keys[b].detach()
+            self.journal.wrote(slot, self.keys)
             for name, value in values.items():
                 self.values[name][slot] = value[b].detach().to(self.value_dtype)
             for name, note in (notes or {}).items():
@@ -214,11 +223,16 @@ class EpisodicMemory(nn.Module):
         if self.values or self.notes:
             return
         for name, value in values.items():
-            self.values[name] = torch.zeros(
-                self.capacity, *value.shape[1:], dtype=self.value_dtype, device=value.device
-            )
+            self.values[name] = self.room(value.shape[1:], device=value.device)
         for name, note in notes.items():
             self.notes[name] = note.new_zeros(self.capacity, *note.shape[1:])
+
+    def room(self, shape: Sequence[int], *, device: torch.device | None = None) -> Tensor:
+        """Return zeros for the values of one tensor in all slots, in RAM or in a mapped file."""
+        full = (self.capacity, *shape)
+        if self.values_dir is None:
+            return torch.zeros(full, dtype=self.value_dtype, device=device)
+        return mapped_zeros(full, dtype=self.value_dtype, folder=self.values_dir)
 
     def _start_moments(self) -> None:
         if self.moments:

@@ -38,7 +38,10 @@ def restore(memory: "EpisodicMemory", state: Mapping[str, Tensor]) -> None:
         tensors: Params = getattr(memory, group)
         tensors.clear()
         for name, tensor in _group(state, f"{group}.").items():
-            tensors[name] = tensor.detach().clone()
+            if group == "values" and memory.values_dir is not None:
+                tensors[name] = memory.room(tensor.shape[1:]).copy_(tensor.detach())
+            else:
+                tensors[name] = tensor.detach().clone()
 
 
 def _check(memory: "EpisodicMemory", state: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates
 ``-emo`` is the reading we use ourselves: the consolidating memory with keys that recognise their own task.
 """
 
+import difflib
 from dataclasses import replace
 
 from torchemo.config import (
@@ -98,7 +99,9 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
     """
     base = name.removesuffix("-emo-paper").removesuffix("-emo").removesuffix("-published")
     if name not in names():
-        raise ConfigError(f"unknown preset '{name}'.", hint=f"Known: {', '.join(names())}.")
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names())}."
+        raise ConfigError(f"unknown preset '{name}'.", hint=hint)
     learner, outer, train = _BASE[base]
     config = replace(RunConfig(), learner=learner, outer=outer, train=train)
     if name.endswith("-published"):

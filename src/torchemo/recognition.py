@@ -139,8 +139,16 @@ class SelfRecognition:
             temperature=self.temperature,
         )
 
-    def step(self, episode: Episode, params: Params | None = None) -> float:
-        """Train on a batch of tasks and keep its support sets; return the loss it had before."""
+    def step(
+        self, episode: Episode, params: Params | None = None, *, rate_factor: float = 1.0
+    ) -> float:
+        """Train on a batch of tasks and keep its support sets; return the loss it had before.
+
+        Args:
+            episode: B tasks.
+            params: The learner's meta-parameters, if the key network reads them.
+            rate_factor: Multiplies the rate of this step alone (a schedule).
+        """
         self._check_fits(episode.support)
         weights = list(self._weights.values())
         loss = self.loss(episode, params)
@@ -148,7 +156,10 @@ class SelfRecognition:
         # The outer loop may be collecting gradients in the same fields.
         kept = [p.grad for p in weights]
         _set_gradients(weights, gradients)
+        lr = self.lr
+        self._adam.param_groups[0]["lr"] = lr * rate_factor
         self._adam.step()
+        self._adam.param_groups[0]["lr"] = lr
         _set_gradients(weights, kept)
         self.push(episode.support)
         return float(loss.detach())

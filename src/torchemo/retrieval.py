@@ -1,7 +1,7 @@
 """Retrieval: the k remembered tasks nearest to a key, and how much each of them counts."""
 
 import math
-from typing import Literal, Protocol, final, runtime_checkable
+from typing import Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,63 +9,9 @@ from torch import Tensor, nn
 
 from torchemo.errors import ConfigError, DataError
 from torchemo.memory import EpisodicMemory
-from torchemo.rng import generator_for
+from torchemo.search import ExactIndex, Following, Index
 from torchemo.tree import tree_map
 from torchemo.types import Recall
-
-
-@runtime_checkable
-class Index(Protocol):
-    """Nearest-neighbour search over slot keys; an approximate one can take over at millions of slots."""
-
-    def search(
-        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
-    ) -> Int[Tensor, "task m"]:
-        """Return the m slots nearest to each key, nearest first."""
-        ...
-
-
-@final
-class ExactIndex:
-    """Exact Euclidean search; equal distances are ordered by slot number."""
-
-    def search(
-        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
-    ) -> Int[Tensor, "task m"]:
-        """Return the m nearest slots of each task by (distance, slot number)."""
-        # Direct subtraction: the expanded quadratic form cancels and makes near ties unstable.
-        squared = (keys[:, None] - slot_keys[None]).square().sum(-1)
-        return squared.sort(dim=1, stable=True).indices[:, :m]
-
-
-@final
-class RandomIndex:
-    """A control: m different slots at random, whatever the keys say.
-
-    The draw is a function of the seed, the key and the number of slots alone, so it is reproducible.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def search(
-        self, keys: Float[Tensor, "task dim"], slot_keys: Float[Tensor, "slot dim"], *, m: int
-    ) -> Int[Tensor, "task m"]:
-        """Return m random slots of each task, nearest first."""
-        filled = slot_keys.shape[0]
-        rows = []
-        for key in keys.detach():
-            name = key.double().numpy().tobytes().hex()
-            generator = generator_for(self.seed, "random-slots", filled, name)
-            drawn = torch.randperm(filled, generator=generator)[:m]
-            rows.append(drawn[(slot_keys[drawn] - key).square().sum(-1).argsort(stable=True)])
-        return torch.stack(rows)
-
-
-INDICES: dict[str, type[ExactIndex] | type[RandomIndex]] = {
-    "exact": ExactIndex,
-    "random": RandomIndex,
-}
 
 
 @final
@@ -99,6 +45,10 @@ class Retrieval(nn.Module):
     ) -> None:
         super().__init__()
         _check_retrieval(k, weights, temperature, null_distance, max_age, min_fill)
+        if isinstance(index, Following) and (k is None or max_age is not None):
+            raise ConfigError(
+                "an approximate index needs a number of neighbours k, and no max_age."
+            )
         self.k = k
         self.weights = weights
         self.max_age = max_age
@@ -134,14 +84,14 @@ class Retrieval(nn.Module):
         if active is None:
             active = torch.ones(tasks, dtype=torch.bool)
         candidates = self._candidates(memory)
-        m = candidates.numel() if self.k is None else min(self.k, candidates.numel())
+        count = len(memory) if candidates is None else candidates.numel()
+        m = count if self.k is None else min(self.k, count)
         slot_keys = memory.keys[: len(memory)].detach()
         if learn_slot_keys and m:
             slot_keys = slot_keys.clone().requires_grad_()
         slots = torch.zeros(tasks, 0, dtype=torch.int64)
         if m:
-            near, stored = _apart(keys.detach(), slot_keys.detach(), memory, group)
-            slots = candidates[self.index.search(near, stored[candidates], m=m)]
+            slots = self._search(memory, keys.detach(), candidates, m=m, group=group)
         squared = (keys[:, None] - slot_keys[slots]).square().sum(-1)
         weights = self._weigh(squared) * active[:, None]
         # In the dtype of the weights, so that keys of another precision than the memory's work.
@@ -162,12 +112,39 @@ class Retrieval(nn.Module):
             notes=memory.read_notes(slots),
         )
 
-    def _candidates(self, memory: EpisodicMemory) -> Int[Tensor, " slot"]:
-        filled = len(memory)
-        if filled < self.min_fill:
+    def learn(self, memory: EpisodicMemory) -> None:
+        """Let an index that learns how keys are spread do so; called when a batch was remembered."""
+        if isinstance(self.index, Following):
+            self.index.learn(memory)
+
+    def _search(
+        self,
+        memory: EpisodicMemory,
+        keys: Tensor,
+        candidates: Tensor | None,
+        *,
+        m: int,
+        group: Tensor | None,
+    ) -> Int[Tensor, "task m"]:
+        slot_keys = memory.keys[: len(memory)].detach()
+        if group is not None:
+            # An index that follows the memory's keys knows nothing of groups: search exactly.
+            near, stored = _apart(keys, slot_keys, memory, group)
+            allowed = torch.arange(len(memory)) if candidates is None else candidates
+            return allowed[ExactIndex().search(near, stored[allowed], m=m)]
+        if candidates is None:
+            # All slots: no copy of the keys, which at millions of slots costs more than the search.
+            if isinstance(self.index, Following):
+                self.index.follow(memory)
+            return self.index.search(keys, slot_keys, m=m)
+        return candidates[self.index.search(keys, slot_keys[candidates], m=m)]
+
+    def _candidates(self, memory: EpisodicMemory) -> Int[Tensor, " slot"] | None:
+        """Return the slots that may be recalled; None is all of them."""
+        if len(memory) < self.min_fill:
             return torch.zeros(0, dtype=torch.int64)
         if self.max_age is None:
-            return torch.arange(filled)
+            return None
         return (memory.ages <= self.max_age).nonzero().flatten()
 
     def _weigh(
@@ -190,11 +167,9 @@ class Retrieval(nn.Module):
 
 
 def _apart(
-    keys: Tensor, slot_keys: Tensor, memory: EpisodicMemory, group: Tensor | None
+    keys: Tensor, slot_keys: Tensor, memory: EpisodicMemory, group: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Give keys one more coordinate, by which groups are further apart than any two keys."""
-    if group is None:
-        return keys, slot_keys
     stored = memory.notes["group"][: len(slot_keys)]
     span = 1 + 4 * float(max(keys.abs().max(), slot_keys.abs().max())) * keys.shape[1] ** 0.5
     return (

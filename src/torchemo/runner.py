@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from torchemo.build import TaskShape
 from torchemo.config import RunConfig
-from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged
+from torchemo.errors import ConfigError, DataError, Diverged
 from torchemo.evaluate import batches, evaluate
-from torchemo.experiment import Experiment, build_trainer, open_experiment
+from torchemo.experiment import Experiment, open_experiment
 from torchemo.footprint import footprint
 from torchemo.runs import checkpoint, history
-from torchemo.runs.environment import environment
+from torchemo.runs.environment import differences, environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
 from torchemo.runs.folder import RunFolder, lock
-from torchemo.toml import dumps, load
-from torchemo.train import StepReport, Trainer
+from torchemo.toml import dumps
+from torchemo.train import StepReport
+from torchemo.trained import read_config
+from torchemo.types import Params
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
@@ -75,26 +76,21 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(dumps(config).encode()).hexdigest()
 
 
-def start_run(root: Path, config: RunConfig) -> Experiment:
-    """Create a run folder with its configuration; refuse to write over another run."""
+def _start(root: Path, config: RunConfig) -> None:
+    """Write the configuration of a new run; refuse to write over another run."""
     folder = RunFolder(root)
-    if folder.config.exists():
-        raise ConfigError(
-            f"{root} holds a run already.",
-            hint=f"Continue it with: torchemo train --resume {root}; or choose another --out.",
-        )
-    experiment = open_experiment(config)
+    _refuse_old(folder)
     folder.save(folder.config, dumps(config))
     folder.save(folder.environment, json.dumps(environment(), indent=2) + "\n")
-    return experiment
 
 
-def read_config(root: Path) -> RunConfig:
-    """Read the configuration of a run."""
-    path = RunFolder(root).config
-    if not path.is_file():
-        raise ConfigError(f"{root} is not a run: it has no {path.name}.")
-    return load(path, RunConfig)
+def _refuse_old(folder: RunFolder) -> None:
+    if folder.config.exists():
+        raise ConfigError(
+            f"{folder.root} holds a run already.",
+            hint=f"Continue it with: torchemo train --resume {folder.root};"
+            " or choose another --out.",
+        )
 
 
 def train_run(
@@ -116,12 +112,14 @@ def train_run(
         accept_new_data: Continue although the data have changed since the run was started.
         workers: Threads that share the tasks of a step; results do not depend on it.
     """
+    # A run that cannot start must not leave a folder: everything is opened before anything is made.
+    if config is not None:
+        _refuse_old(RunFolder(root))
+    experiment = open_experiment(read_config(root) if config is None else config, workers=workers)
     with lock(root):
         history.sweep(root)
-        experiment = (
-            open_experiment(read_config(root)) if config is None else start_run(root, config)
-        )
-        experiment.trainer.workers = workers
+        if config is not None:
+            _start(root, config)
         run = _Run(root, experiment, on_event)
         if config is None:
             run.resume(accept_new_data=accept_new_data)
@@ -167,8 +165,20 @@ class _Run:
         known = saved.info["progress"]
         self.progress = Progress(**{**known, "skipped": tuple(known["skipped"])})
         self.saved_at = saved.step
+        self._tell_differences()
         history.rewind(self.root, saved.step)
         truncate_after(RunFolder(self.root).events, saved.step)
+
+    def _tell_differences(self) -> None:
+        """Say so if the run goes on where its bits may come out differently."""
+        try:
+            then = json.loads(RunFolder(self.root).environment.read_text())
+        except (OSError, ValueError):
+            return  # the report says that it cannot be read
+        changed = differences(then, environment()) if isinstance(then, dict) else []
+        if changed:
+            why = f"goes on, but not bit for bit as it was started: {'; '.join(changed)}"
+            self.on_event("environment", self.trainer.iteration, {"why": why})
 
     def loop(self, should_stop: Callable[[], bool]) -> Outcome:
         """Train until done, early stop, or asked to stop."""
@@ -249,6 +259,8 @@ class _Run:
         step = self.trainer.iteration
         if self.saved_at == step:
             return
+        groups = {name: group for name, group in self.trainer.state().items() if group}
+        _refuse_divergence(groups, step)
         if self.log is not None:
             self.log.flush()
         source = self.experiment.source
@@ -262,7 +274,7 @@ class _Run:
         checkpoint.publish(
             self.root,
             step,
-            groups={name: group for name, group in self.trainer.state().items() if group},
+            groups=groups,
             info=info,
             config_hash=config_hash(self.experiment.config),
         )
@@ -281,80 +293,15 @@ class _Run:
         return Outcome(self.trainer.iteration, best.best_step, best.best_score, ended)
 
 
-@final
-@dataclass(frozen=True)
-class Trained:
-    """A run as it was saved, ready for tasks of the user's own; its data are not opened.
-
-    Attributes:
-        config: Its configuration.
-        trainer: Learner and memory.
-        shape: What the tasks looked like.
-        domains: Names of the domains that remembered tasks came from.
-    """
-
-    config: RunConfig
-    trainer: Trainer
-    shape: TaskShape
-    domains: tuple[str, ...]
-
-
-def load_best(root: Path, *, step: int | None = None, workers: int = 1) -> Experiment:
-    """Open a run with its data at its best checkpoint, or at the one of ``step``."""
-    config = read_config(root)
-    saved = best_checkpoint(root, step=step)
-    experiment = open_experiment(config, workers=workers)
-    experiment.trainer.restore({name: dict(group) for name, group in saved.groups.items()})
-    return experiment
-
-
-def load_trained(root: Path, *, step: int | None = None) -> Trained:
-    """Open a run without its data at its best checkpoint, or at the one of ``step``."""
-    config = read_config(root)
-    saved = best_checkpoint(root, step=step)
-    try:
-        tasks = saved.info["tasks"]
-        shape = TaskShape(**{**tasks, "x": tuple(tasks["x"])})
-        domains = tuple(str(name) for name in saved.info["domains"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{saved.path} does not say which tasks it is for.") from error
-    trainer = build_trainer(config, shape)
-    trainer.restore({name: dict(group) for name, group in saved.groups.items()})
-    return Trained(config, trainer, shape, domains)
-
-
-def best_checkpoint(root: Path, *, step: int | None = None) -> checkpoint.Checkpoint:
-    """Read the checkpoint with the best validation score, or that of ``step``.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged.
-    """
-    if step is None:
-        newest = history.latest(root).path
-        if newest is None:
-            raise CheckpointError(
-                f"{root} has no checkpoint that can be read.",
-                hint=f"See what is wrong with: torchemo checkpoint verify {root}",
-            )
-        step = checkpoint.read_manifest(newest).info["progress"]["best_step"]
-        if step is None:
-            return checkpoint.load(newest)
-    return checkpoint.load(saved_checkpoints(root, step=step)[0])
-
-
-def saved_checkpoints(root: Path, *, step: int | None = None) -> list[Path]:
-    """List the checkpoints of a run, or that of ``step``, without looking into them.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    paths = checkpoint.published(root)
-    chosen = [path for path in paths if step in (None, checkpoint.step_of(path))]
-    if not chosen:
-        known = ", ".join(str(checkpoint.step_of(path)) for path in paths) or "none"
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise CheckpointError(f"{root} has {what}.", hint=f"Saved steps: {known}.")
-    return chosen
+def _refuse_divergence(groups: Mapping[str, Params], step: int) -> None:
+    """Say that training diverged where a step left numbers that no checkpoint may hold."""
+    for group in groups.values():
+        for name, tensor in group.items():
+            if not bool(tensor.isfinite().all()):
+                raise Diverged(
+                    f"outer step {step}: '{name}' is not finite any more.",
+                    hint="Lower the outer rate, or set outer.clip.",
+                )
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def score_run(
     experiment: Experiment,
     protocol: Protocol,
     *,
+    on: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Evaluate a run on its test tasks and write the result beside it.
@@ -67,21 +69,37 @@ def score_run(
         root: Folder of the run.
         experiment: The run.
         protocol: Which tasks.
+        on: Name of the data where they are not those of the run; the result is kept beside its own.
         progress: Called with (tasks done, tasks in all).
 
     Returns:
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
         accuracy after every inner step; with means and intervals.
     """
+    record = {"run": str(root), "on": on, **score_tasks(experiment, protocol, progress=progress)}
+    RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
+    return record
+
+
+def score_tasks(
+    experiment: Experiment,
+    protocol: Protocol,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Evaluate a run on test tasks and return the record that `score_run` writes, without its place."""
     emo = experiment.trainer.emo
     before = memory_digest(emo)
     scores = _scores(experiment, protocol, progress)
     if memory_digest(emo) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
-    record = {"run": str(root), "memory_sha256": before, **_record(experiment, protocol, scores)}
-    folder = RunFolder(root)
-    folder.save(root / f"eval-{protocol.split}-{protocol.name}.json", json.dumps(record) + "\n")
-    return record
+    return {"memory_sha256": before, **_record(experiment, protocol, scores)}
+
+
+def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
+    """Return where a result is kept; names of data that are no names of files are spelt out."""
+    where = "" if on is None else "-" + re.sub(r"[^\w.+-]", "_", on)
+    return root / f"eval-{protocol.split}-{protocol.name}{where}.json"
 
 
 def _scores(

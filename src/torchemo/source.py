@@ -1,5 +1,6 @@
 """Where tasks come from: embedded pictures, embedded regression, or image sets on disk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast, final, runtime_checkable
@@ -7,11 +8,10 @@ from typing import Protocol, cast, final, runtime_checkable
 from torchemo.build import TaskShape
 from torchemo.config import DataConfig
 from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
-from torchemo.data.index import ClassIndex, merge
-from torchemo.data.load import load
+from torchemo.data.index import SPLITS, ClassIndex, merge
+from torchemo.data.load import load, splits_for
 from torchemo.data.procedural import procedural
 from torchemo.data.regression import FAMILIES, Group, RegressionSpec, sample_regression
-from torchemo.data.splits import SplitFile
 from torchemo.errors import ConfigError
 from torchemo.types import Episode
 
@@ -109,8 +109,12 @@ class RegressionTasks:
         return sample_regression(spec, seed, split=split, start=start, count=count)
 
 
-def open_source(config: DataConfig) -> TaskSource:
+def open_source(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> TaskSource:
     """Open what ``config.source`` names and check that the tasks fit.
+
+    Args:
+        config: Which tasks.
+        needed: Splits that tasks will be drawn from; training needs all three.
 
     Raises:
         DataError: Something cannot be read, or a class is too small; names it.
@@ -119,7 +123,7 @@ def open_source(config: DataConfig) -> TaskSource:
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)
     tasks = PictureTasks(_pictures(config), spec)
-    for split in ("train", "val", "test"):
+    for split in needed:
         check_fits(tasks.index, spec, split=split)
     return tasks
 
@@ -142,9 +146,11 @@ def _pictures(config: DataConfig) -> ClassIndex:
         )
     if PROCEDURAL in config.source:
         raise ConfigError("data.source: 'procedural' does not go together with image sets.")
-    splits = None if config.splits is None else SplitFile(Path(config.splits))
+    file = None if config.splits is None else Path(config.splits)
     sets = [
         load(path, image_size=config.image_size, channels=config.channels, splits=splits)
-        for path in config.source
+        for path, splits in zip(
+            config.source, splits_for(config.source, file=file, scheme=config.scheme), strict=True
+        )
     ]
     return sets[0] if len(sets) == 1 else merge(sets)

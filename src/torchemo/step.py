@@ -6,7 +6,6 @@ carried back once more into what all tasks share: the initialisation, the rates,
 slot keys. So the result does not depend on how the tasks are spread over calls.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,37 +14,17 @@ from torch import Tensor
 
 from torchemo.emo import EMO
 from torchemo.episode import check_episode
-from torchemo.inner import task_gradients
+from torchemo.heads import answer_heads, separable, solve_heads
 from torchemo.learners.learner import STATE, Learner, network_names
 from torchemo.models.norm import update_running
 from torchemo.retrieval import slice_recall
-from torchemo.tree import cat, detach, expand, leaves, select, tree_map
-from torchemo.types import Batch, Episode, Params, Recall, Start
+from torchemo.solve import Solved, merge, solve, start_of, tasks_of
+from torchemo.tree import detach, expand, leaves, select, tree_map
+from torchemo.types import Episode, Params, Recall, Start
 from torchemo.workers import run_tasks
 
-
-class Solved(NamedTuple):
-    """What adapting some tasks gives back to the outer loop; every tensor has their task axis.
-
-    Attributes:
-        losses: Outer losses.
-        support_losses: Support losses before each inner step.
-        theta: Rows of the outer gradient in the tasks' starts.
-        rates: Rows in their rates.
-        weights: Rows in their recall weights.
-        aggregator: Gradient in the aggregator's parameters, summed over these tasks.
-        values: What to remember of the tasks, unless it is their rows.
-        statistics: Normalisation statistics seen at inner steps.
-    """
-
-    losses: Float[Tensor, " task"]
-    support_losses: Float[Tensor, "task step"]
-    theta: Params
-    rates: Params
-    weights: Float[Tensor, "task m"] | None
-    aggregator: list[Tensor]
-    values: Params
-    statistics: dict[int, Params]
+TOGETHER = 100_000
+"""Networks on vectors with fewer parameters are bound by the interpreter, not by arithmetic."""
 
 
 class OuterStep(NamedTuple):
@@ -80,7 +59,7 @@ def outer_step(
     episode: Episode,
     *,
     emo: EMO | None = None,
-    batched: bool = False,
+    batched: bool | None = False,
     workers: int = 1,
 ) -> OuterStep:
     """Adapt B tasks and return the outer gradient and what to remember (Algorithm 1 without its writes).
@@ -90,7 +69,7 @@ def outer_step(
         params: Its meta-parameters.
         episode: B tasks.
         emo: The memory optimizer; None is the base learner.
-        batched: Run the whole task axis in one call instead of task by task.
+        batched: Run the whole task axis in one call instead of task by task; None: see `runs_together`.
         workers: Threads that share the tasks when they run one by one; the result is bitwise the same.
     """
     tasks = episode.support.x.shape[0]
@@ -100,13 +79,18 @@ def outer_step(
     start = learner.start({**detach(theta), **own, **state}, episode.support, base=base)
     recall = None if emo is None else _recall(emo, theta, episode, start)
     begin = _begin(start, emo, recall)
-    groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
 
     def work(group: slice) -> Solved:
         part = None if recall is None else slice_recall(recall, group)
-        return solve(learner, _part(begin, group), _tasks(episode, group), emo=emo, recall=part)
+        return solve(
+            learner, start_of(begin, group), tasks_of(episode, group), emo=emo, recall=part
+        )
 
-    solved = _merge(run_tasks(work, groups, workers=workers))
+    groups = _groups(params, episode, batched)
+    if len(groups) > 1 and separable(learner, emo, recall):
+        solved = solve_heads(learner, begin, episode, emo=emo, recall=recall, workers=workers)
+    else:
+        solved = merge(run_tasks(work, groups, workers=workers))
     fixed = learner.loop.model.buffers
     shares, own_gradients = _through_start(start, solved, base, own)
     gradients = {n: share.mean(0) for n, share in shares.items() if n not in fixed}
@@ -135,49 +119,22 @@ def outer_step(
     )
 
 
-def solve(
-    learner: Learner,
-    start: Start,
-    episode: Episode,
-    *,
-    emo: EMO | None = None,
-    recall: Recall | None = None,
-) -> Solved:
-    """Adapt some tasks from fresh leaves and differentiate their outer losses in these."""
-    fixed = set(learner.loop.model.buffers)
-    theta = {n: t.detach() if n in fixed else _leaf(t) for n, t in start.theta.items()}
-    rates = None if start.rates is None else {n: _leaf(r) for n, r in start.rates.items()}
-    bound, weights = None, None
-    shared: list[Tensor] = []
-    if emo is not None and recall is not None:
-        if recall.weights.requires_grad and not emo.consolidates:
-            weights = _leaf(recall.weights)
-            recall = recall._replace(weights=weights)
-        bound = emo.bind(recall)
-        shared = [p for p in emo.aggregator.parameters() if p.requires_grad]
-    fresh = Start(theta, rates)
-    adapted = learner.adapt(fresh, episode.support, bound=bound)
-    query = None
-    if emo is not None and emo.policy.content == "query":
-        query = _query_gradient(learner, adapted.theta, episode.query)
-    names = [n for n in theta if n not in fixed]
-    rate_leaves = list((rates or {}).values())
-    wanted = [theta[n] for n in names] + rate_leaves + ([] if weights is None else [weights])
-    losses, rows = learner.outer(fresh, adapted, episode.query, leaves=wanted + shared)
-    values: Params = {}
-    if emo is not None and emo.policy.content != "meta":
-        values = emo.value(adapted.gradients, query=query, extra=adapted.extra_values)
-    n, r = len(names), len(rate_leaves)
-    return Solved(
-        losses=losses,
-        support_losses=adapted.losses,
-        theta=dict(zip(names, rows[:n], strict=True)),
-        rates=dict(zip(rates or {}, rows[n : n + r], strict=True)),
-        weights=None if weights is None else rows[n + r],
-        aggregator=rows[len(wanted) :],
-        values=values,
-        statistics={step: detach(seen) for step, seen in (adapted.statistics or {}).items()},
-    )
+def runs_together(params: Params, episode: Episode) -> bool:
+    """Choose how tasks are run where nobody else does: all in one call, or one by one.
+
+    One call serves devices other than the CPU, and small networks on vectors. Pictures on a CPU go one by
+    one, to task workers and the compiled block. The choice does not depend on the number of workers, so
+    neither do the results.
+
+    Args:
+        params: The meta-parameters.
+        episode: The tasks.
+    """
+    x = episode.support.x
+    # What looks at a task before it starts (gates, embeddings) runs once and for all tasks anyway.
+    own = network_names(params) or list(params)
+    small = x.ndim == 3 and sum(params[n].numel() for n in own) < TOGETHER
+    return x.device.type != "cpu" or small
 
 
 def predict(
@@ -187,7 +144,7 @@ def predict(
     *,
     emo: EMO | None = None,
     steps: int | None = None,
-    batched: bool = False,
+    batched: bool | None = False,
     workers: int = 1,
 ) -> list[Tensor]:
     """Adapt on the support sets and answer the queries after every step (Algorithm 2).
@@ -205,16 +162,19 @@ def predict(
         start = learner.start(params, episode.support, base=expand(theta, tasks))
         recall = None if emo is None else _recall(emo, theta, episode, start)
         begin = _begin(start, emo, recall)
-        groups = [slice(0, tasks)] if batched else [slice(b, b + 1) for b in range(tasks)]
+        groups = _groups(params, episode, batched)
+        if len(groups) > 1 and separable(learner, emo, recall):
+            return answer_heads(
+                learner, begin, episode, emo=emo, recall=recall, steps=steps, workers=workers
+            )
 
         def answer(group: slice) -> list[Tensor]:
             bound = None
             if emo is not None and recall is not None:
                 bound = emo.bind(slice_recall(recall, group))
-            part = _tasks(episode, group)
-            adapted = learner.adapt(
-                _part(begin, group), part.support, bound=bound, steps=steps, order=0
-            )
+            part = tasks_of(episode, group)
+            own = start_of(begin, group)
+            adapted = learner.adapt(own, part.support, bound=bound, steps=steps, order=0)
             return learner.loop.outputs(adapted, part.query.x, steps=range(steps + 1))
 
         answers = run_tasks(answer, groups, workers=workers)
@@ -251,15 +211,6 @@ def _begin(start: Start, emo: EMO | None, recall: Recall | None) -> Start:
     if emo is not None and recall is not None:
         theta = emo.offset(theta, recall)
     return Start(theta, None if start.rates is None else detach(start.rates))
-
-
-def _query_gradient(learner: Learner, theta: Params, query: Batch) -> Params:
-    """Differentiate the query loss at theta_S in theta_S itself."""
-    end = tree_map(_leaf, theta)
-    loop = learner.loop
-    with torch.enable_grad():
-        losses = loop.loss(loop.model.at(loop.steps)(end, query.x), query.y)
-        return task_gradients(losses, select(end, loop.names(end)))
 
 
 def _through_start(
@@ -309,6 +260,13 @@ def _through_recall(
     return gradients
 
 
+def _groups(params: Params, episode: Episode, batched: bool | None) -> list[slice]:
+    """Cut the task axis into what goes through the network at once."""
+    tasks = episode.support.x.shape[0]
+    together = runs_together(params, episode) if batched is None else batched
+    return [slice(0, tasks)] if together else [slice(b, b + 1) for b in range(tasks)]
+
+
 def _outputs(learner: Learner, theta: Params) -> int | None:
     """Return how many outputs the head has, if it is among the meta-parameters."""
     head = learner.loop.model.head
@@ -324,31 +282,3 @@ def _split(params: Params) -> tuple[Params, Params, Params]:
     theta = select(params, network_names(params))
     state = {n: p for n, p in params.items() if n.startswith(STATE)}
     return theta, {n: p for n, p in params.items() if n not in theta and n not in state}, state
-
-
-def _part(start: Start, group: slice) -> Start:
-    rates = None if start.rates is None else tree_map(lambda r: r[group], start.rates)
-    return Start(tree_map(lambda t: t[group], start.theta), rates)
-
-
-def _tasks(episode: Episode, group: slice) -> Episode:
-    return Episode(
-        Batch(episode.support.x[group], episode.support.y[group]),
-        Batch(episode.query.x[group], episode.query.y[group]),
-    )
-
-
-def _merge(parts: Sequence[Solved]) -> Solved:
-    """Join tasks in order; what they share is summed in that order."""
-    aggregator = [torch.stack(g).sum(0) for g in zip(*(p.aggregator for p in parts), strict=True)]
-    weights = [p.weights for p in parts if p.weights is not None]
-    return Solved(
-        losses=torch.cat([p.losses for p in parts]),
-        support_losses=torch.cat([p.support_losses for p in parts]),
-        theta=cat([p.theta for p in parts]),
-        rates=cat([p.rates for p in parts]),
-        weights=torch.cat(weights) if weights else None,
-        aggregator=aggregator,
-        values=cat([p.values for p in parts]),
-        statistics={s: cat([p.statistics[s] for p in parts]) for s in parts[0].statistics},
-    )

@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -111,7 +112,7 @@ def _over(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str = "") -> T:
     """Make a dataclass from plain values, strictly."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in given:
         if key not in known:
@@ -123,6 +124,11 @@ def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str 
         for name, value in given.items()
     }
     return kind(**made)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _value(value: Any, hint: Any, *, where: str, path: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
-from torchemo.errors import CheckpointError, Diverged
+from torchemo.errors import CheckpointError, ConfigError, Diverged
 from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
@@ -50,7 +50,8 @@ class Trainer:
         config: The outer loop's choices.
         recognition: Training of the key network by self-recognition.
         seed: Seed of the initialisation.
-        batched: Run the tasks of a step in one call.
+        horizon: Outer steps of the whole training, over which scheduled rates fall.
+        batched: Run the tasks of a step in one call; None: see `torchemo.step.runs_together`.
         workers: Threads that share the tasks of a step otherwise.
     """
 
@@ -62,13 +63,15 @@ class Trainer:
         config: OuterConfig | None = None,
         recognition: SelfRecognition | None = None,
         seed: int = 0,
-        batched: bool = False,
+        horizon: int | None = None,
+        batched: bool | None = None,
         workers: int = 1,
     ) -> None:
         self.learner = learner
         self.emo = emo
         self.config = OuterConfig() if config is None else config
         self.recognition = recognition
+        self.horizon = self._checked_horizon(horizon)
         self.batched = batched
         self.workers = workers
         self.iteration = 0
@@ -83,6 +86,23 @@ class Trainer:
         if self.emo_learned:
             groups.append({"params": list(self.emo_learned.values())})
         self.optimizer: torch.optim.Optimizer = kind(groups, lr=self.config.lr)
+
+    def _checked_horizon(self, horizon: int | None) -> int | None:
+        if self.config.schedule != "constant" and (horizon is None or horizon < 1):
+            raise ConfigError(
+                f"outer.schedule '{self.config.schedule}' needs the length of the training,"
+                f" got horizon {horizon}.",
+                hint="Give Trainer(horizon=iterations), or use schedule 'constant'.",
+            )
+        return horizon
+
+    @property
+    def rate_factor(self) -> float:
+        """Share of the outer rates in the present step: ``(1 + cos(pi t / horizon)) / 2``, or 1."""
+        if self.config.schedule == "constant" or self.horizon is None:
+            return 1.0
+        passed = min(self.iteration / self.horizon, 1.0)
+        return (1 + math.cos(math.pi * passed)) / 2
 
     def _emo_learned(self) -> dict[str, Tensor]:
         if self.emo is None:
@@ -182,6 +202,8 @@ class Trainer:
         ):
             raise _diverged(self.iteration, "the learner has a non-finite gradient")
         self._descend(self.emo_learned, result.emo_gradients)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * self.rate_factor
         self.optimizer.step()
         for name, buffer in result.buffers.items():
             self.params[name].data.copy_(buffer)
@@ -199,7 +221,7 @@ class Trainer:
 
     def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
         empty = len(emo.memory) == 0
-        emo.remember(recall, values, params=self.params)
+        emo.remember(recall, values, params=self.params, rate_factor=self.rate_factor)
         seeded = emo.consolidates and empty and len(emo.memory) > 0
         if seeded and self.recognition is not None:
             self.recognition.slow_down(self.config.recognition_after)
@@ -207,7 +229,7 @@ class Trainer:
     def _train_keys(self, episode: Episode) -> float | None:
         if self.recognition is None:
             return None
-        return self.recognition.step(episode, self.params)
+        return self.recognition.step(episode, self.params, rate_factor=self.rate_factor)
 
     def _descend(self, tensors: dict[str, Tensor], gradients: Params) -> float:
         """Hand a group's gradient to the optimizer, clipped by the group's own norm."""

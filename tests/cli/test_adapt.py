@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.conftest import COLOURS, colour_picture
 from torchemo import demo, doctor, report
-from torchemo.runner import read_config
 from torchemo.runs import checkpoint
+from torchemo.trained import read_config
 
 
 @pytest.fixture
@@ -35,13 +35,19 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
     out = tmp_path / "answers"
     found = torchemo(*words(picture_runs / "memory", folders, "--out", out))
     assert found.code == 0
-    for text in ("black.png", "white.png", "runner-up", "recalled slots: ", "(colours, "):
+    for text in (
+        "black.png",
+        "white.png",
+        "runner-up",
+        "recalled slots, with their distance: ",
+        "(colours, ",
+    ):
         assert text in found.out
     saved = json.loads((out / "predictions.json").read_text())
     assert saved["classes"] == {"black": 2, "white": 3}
     assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
     page = (out / "sheet.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 2
+    assert page.count("data:image/jpeg;base64,") == 2 + 5  # queries and support
 
 
 def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):

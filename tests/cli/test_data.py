@@ -13,7 +13,8 @@ def test_embedded_tasks_are_always_listed(torchemo, monkeypatch):
     monkeypatch.delenv("TORCHEMO_DATA", raising=False)
     found = {one["source"]: one for one in torchemo("data", "list", "--json").json}
     assert list(found) == [
-        *("procedural", "regression:sinusoid", "regression:hsml4", "regression:arml6")
+        *("procedural", "regression:sinusoid", "regression:hsml4", "regression:arml6"),
+        *("regression:sine", "regression:line", "regression:quadratic", "regression:cubic"),
     ]
     assert found["procedural"]["classes"] == 240
     assert found["procedural"]["splits"] == {"train": 152, "val": 40, "test": 48}

@@ -1,10 +1,15 @@
 """train, eval, compare: what a run prints, refuses and leaves behind; Ctrl-C saves."""
 
+import contextlib
 import json
+import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import (
@@ -18,8 +23,8 @@ from tests.cli.conftest import (
 )
 from torchemo.cli.train import TrainCommand
 from torchemo.presets import names, preset
-from torchemo.runner import read_config
 from torchemo.runs import checkpoint, events
+from torchemo.trained import read_config
 
 
 def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo, tmp_path):
@@ -31,11 +36,31 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
     # five 64-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 41 bytes.
     assert found.err.startswith("13 parameters, ")
     assert "memory of 5 slots x 133 bytes = 665 bytes" in found.err
-    assert "step 6 validation: loss " in found.err
+    assert "step 6, validation: loss " in found.err
     assert found.out.startswith("finished after 6 steps, best ")
     assert f"torchemo eval {tmp_path / 'run'}" in found.out
     start = events.read(tmp_path / "run" / "events.jsonl")[0]
     assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 665)
+
+
+def test_on_a_terminal_training_is_one_live_line(tmp_path):
+    words = (*POINTS, *MEMORY, "train.iterations=200", "train.validate_every=200")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--out", tmp_path / "run", "--preset", "maml-emo-paper", *words],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "140", "TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal that nobody holds any more ends so
+        while piece := os.read(ours, 4096):
+            shown += piece
+    assert process.wait() == 0
+    live = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    line = r"\d+/200 .+ steps/s  loss \S+  slots 5  age \S+  same domain \S+"
+    assert re.search(line, live), live
 
 
 def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
@@ -54,7 +79,8 @@ def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--preset", "maml-emu"), 2, "unknown preset 'maml-emu'"),
+        (("--preset", "maml-emu"), 2, "Did you mean 'maml-emo'?"),
+        (("--preset", "zzz"), 2, "Known: maml, maml-emo, "),
         (("--options", "train.iteration=5"), 2, "Did you mean 'train.iterations'?"),
         (("--options", "train.iterations"), 2, "should be KEY=VALUE"),
         (("--options", "train.iterations=many"), 2, "should be int, got 'many'"),
@@ -72,7 +98,7 @@ def test_a_run_that_cannot_start_says_why(torchemo, tmp_path, monkeypatch, words
     assert found.code == code
     assert said in found.err
     assert found.out == ""
-    assert not (tmp_path / "run" / "config.toml").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_misspelt_key_of_a_file_is_suggested(torchemo, tmp_path):
@@ -107,13 +133,15 @@ def test_a_folder_is_new_or_old_and_an_old_one_keeps_its_configuration(
         found = torchemo("train", *words)
         assert found.code == 2
         assert "--out FOLDER" in found.err
-    found = torchemo("train", "--resume", point_runs / "base", "--preset", "anil", *POINTS)
+    words = ("--preset", "anil", "--scheme", "a", *POINTS)
+    found = torchemo("train", "--resume", point_runs / "base", *words)
     assert found.code == 2
-    assert "--preset --data --options" in found.err
+    assert "--preset --data --scheme --options" in found.err
     found = torchemo("train", "--out", point_runs / "base", "--preset", "maml", *POINTS)
     assert found.code == 2
     assert "holds a run already" in found.err
     assert torchemo("train", "--resume", tmp_path / "nothing").code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_preset_fits_the_tasks_wherever_they_are_set(tmp_path):
@@ -189,6 +217,79 @@ def test_diverging_is_told_with_its_own_code(torchemo, tmp_path):
     found = torchemo("train", "--out", tmp_path / "run", "--preset", "maml", *words)
     assert found.code == 5
     assert "non-finite" in found.err
+
+
+# -- which splits --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def schemes(tmp_path):
+    """Nine dark classes with two schemes of splits in a file beside them."""
+    images = np.random.default_rng(0).integers(0, 60, (9 * 18, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "dark.npz", images=images, label=np.arange(9 * 18) // 18)
+    thirds = [list(range(3 * i, 3 * i + 3)) for i in range(3)]
+    both = {
+        "up": dict(zip(("train", "val", "test"), thirds, strict=True)),
+        "down": dict(zip(("test", "val", "train"), thirds, strict=True)),
+        "only_test": {"test": list(range(9))},
+    }
+    (tmp_path / "splits.json").write_text(json.dumps({"dark.npz": both}))
+    return tmp_path / "dark.npz"
+
+
+def test_a_run_is_told_which_of_several_schemes_of_splits_to_take(torchemo, schemes, tmp_path):
+    words = ("train", "--preset", "maml", "--data", schemes, "--options", *PICTURES)
+    refused = torchemo(*words, "--out", tmp_path / "run")
+    assert refused.code == 3
+    assert "Choose one: up, down, only_test" in refused.err
+    wrong = torchemo(*words, "--out", tmp_path / "run", "--scheme", "dwon")
+    assert wrong.code == 3
+    assert "dark.npz: has no splits called 'dwon'" in wrong.err
+    assert "Did you mean 'down'?" in wrong.err
+    missing = torchemo(*words, "--out", tmp_path / "run", "--splits", tmp_path / "none.json")
+    assert missing.code == 2
+    assert "none.json: there is no such file of splits" in missing.err
+    assert not (tmp_path / "run").exists()
+    assert torchemo(*words, "--out", tmp_path / "run", "--scheme", "down").code == 0
+    assert read_config(tmp_path / "run").data.scheme == "down"
+    assert torchemo("eval", tmp_path / "run", "--tasks", 2).code == 0
+    assert torchemo(*words, "data.scheme=up", "--out", tmp_path / "other").code == 0
+    assert torchemo("eval", tmp_path / "other", "--tasks", 2).code == 0
+    found = torchemo("compare", tmp_path / "run", tmp_path / "other")
+    assert found.code == 3
+    assert "their data differs" in found.err
+
+
+def test_a_run_is_tested_on_a_domain_it_has_never_seen(torchemo, picture_runs, schemes, tmp_path):
+    run = shutil.copytree(picture_runs / "memory", tmp_path / "run")
+    words = ("eval", run, "--tasks", 3, "--data", schemes, "--scheme", "only_test")
+    found = torchemo(*words)
+    assert found.code == 0
+    assert "on test tasks of dark (standard)" in " ".join(found.out.split())
+    file = run / "eval-test-standard-dark.json"
+    assert f"written: {file}" in found.out
+    assert torchemo(*words, "--json").json == json.loads(file.read_text())
+    assert not (run / "eval-test-standard.json").exists()
+    assert torchemo("compare", file, file).code == 0
+    refused = torchemo(*words, "--split", "val")
+    assert refused.code == 3
+    assert "no class has split 'val'" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--scheme", "up"), 2, "belong to --data"),
+        (("--data", "regression:hsml4"), 2, "these data give 10-point regression tasks"),
+        (("--data", "nowhere"), 3, "nowhere: there is no such file or folder"),
+        (("--data", "nowhere", "--scheme", "up"), 3, "nowhere: there is no such file or folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_other_data_that_cannot_be_used_are_refused(torchemo, picture_runs, words, code, said):
+    found = torchemo("eval", picture_runs / "memory", *words)
+    assert found.code == code
+    assert said in found.err
 
 
 # -- eval ----------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import torch
 
 from tests.cli.conftest import flip_a_bit
 from torchemo.cli.memory import scatter
-from torchemo.runner import best_checkpoint
 from torchemo.runs import checkpoint
+from torchemo.trained import best_checkpoint
 
 
 @pytest.fixture

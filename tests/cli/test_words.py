@@ -1,9 +1,11 @@
 """What is typed: help is quick, mistakes are answered with a suggestion, errors have their codes."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,13 @@ def test_help_takes_a_fraction_of_a_second_of_computing():
 
     # 0.25 s where this was written; importing torch alone takes well over a second there.
     assert min(seconds() for _ in range(3)) < 0.6
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_every_command_is_told_of(page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    for name in COMMANDS:
+        assert re.search(rf"`{name}\b", text), name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import os
 import pathlib
 import random
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -101,6 +104,49 @@ def test_a_disk_without_room_is_noticed_before_anything_is_written(birds, tmp_pa
     with pytest.raises(ResourceError, match="needs 1728 bytes, the disk has 1 left"):
         pack(birds, tmp_path / "packed")
     assert os.listdir(tmp_path) == ["set"]
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(birds, tmp_path):
+    dead, alive = tmp_path / ".tmp-packed-00000000", tmp_path / ".tmp-packed-11111111"
+    others = [
+        tmp_path / name for name in (".tmp-packed-2", ".tmp-other-33333333", "packed-44444444")
+    ]
+    for folder in (dead, alive, *others):
+        folder.mkdir()
+        (folder / "images.npy").write_bytes(b"half a picture")
+    elsewhere = tmp_path / "precious"
+    elsewhere.mkdir()
+    (tmp_path / ".tmp-packed-55555555").symlink_to(elsewhere)
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX);"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code + " print(1, flush=True); sys.stdin.read()", alive],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout.readline()
+    pack(birds, tmp_path / "packed")
+    assert not dead.exists()
+    assert all((folder / "images.npy").exists() for folder in (alive, *others))
+    assert elsewhere.is_dir()
+    holder.communicate()
+    shutil.rmtree(tmp_path / "packed")
+    pack(birds, tmp_path / "packed")
+    assert not alive.exists()
+
+
+def test_a_process_killed_while_packing_leaves_nothing_after_the_next_one(tree, tmp_path):
+    root = tree(TREE)
+    code = f"""
+import os, signal
+from torchemo.data.load import find
+from torchemo.data.packed import pack
+pack(find({str(root)!r}), {str(tmp_path / "packed")!r},
+     progress=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [p for p in tmp_path.iterdir() if p.name.startswith(".tmp-packed-")]
+    pack(find(root), tmp_path / "packed")
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".tmp-")]
 
 
 class Faults:

@@ -3,7 +3,8 @@
 A new entry of a registry is a new case: the law suite needs no new code for it.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,32 @@ from torchemo.learners import LEARNERS, Learner
 from torchemo.learners.learner import Staged, learned
 from torchemo.learners.tsa_maml import SOLUTIONS
 from torchemo.memory import EpisodicMemory
-from torchemo.models import MLP
+from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.step import outer_step
-from torchemo.types import Batch, Episode, Params
+from torchemo.types import Batch, Episode, Model, Params
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
-SHAPE = TaskShape("classification", (N_IN,), N_WAY)
 MODEL = MLP(N_WAY, n_in=N_IN, hidden=(4,), initializer="kaiming", activation="tanh")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network and the inputs it takes. A new one is a new suite: tests/laws/test_fused.py."""
+
+    model: Model
+    x: tuple[int, ...]
+
+    @property
+    def shape(self) -> TaskShape:
+        return TaskShape("classification", self.x, N_WAY)
+
+
+SMOOTH = Problem(MODEL, (N_IN,))
+FUSED = Problem(Conv4(N_WAY, in_channels=2, image_size=16, filters=3, path="fused"), (2, 16, 16))
+problem = SMOOTH
+"""The one in use; a test module sets another for its own tests."""
 
 LEARNER_CASES = {
     **{name: LearnerConfig(name=name) for name in LEARNERS},
@@ -57,11 +75,13 @@ class FlatEmbedder(nn.Module):
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.linear = nn.Linear(N_IN, KEY_DIM, bias=False)
-        self.linear.weight.data = torch.randn(KEY_DIM, N_IN, generator=generator)
+        n_in = math.prod(problem.x)
+        self.linear = nn.Linear(n_in, KEY_DIM, bias=False)
+        drawn = torch.randn(KEY_DIM, n_in, generator=generator)
+        self.linear.weight.data = drawn * (N_IN / n_in) ** 0.5
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
-        return self.linear(support.x)
+        return self.linear(support.x.flatten(2))
 
 
 def double(params: Params) -> Params:
@@ -72,7 +92,7 @@ def make_learner(case: str, rule: str = "sgd") -> Learner:
     config = replace(LEARNER_CASES[case], rule=rule, inner_lr=RATES[rule], steps=STEPS)
     if "meta-sgd" in (config.name, config.base):
         config = replace(config, rate_init=(0.1 * RATES[rule], 2 * RATES[rule]))
-    return build_learner(config, MODEL, SHAPE)
+    return build_learner(config, problem.model, problem.shape)
 
 
 def make_params(learner: Learner, seed: int = 0) -> Params:
@@ -103,8 +123,8 @@ def make_episode(seed: int = 0, *, tasks: int = TASKS) -> Episode:
         y = torch.arange(N_WAY).repeat(tasks, per_class)
         order = torch.stack([torch.randperm(y.shape[1], generator=g) for _ in range(tasks)])
         y = y.gather(1, order)
-        x = torch.randn(*y.shape, N_IN, generator=g, dtype=torch.float64) + y[..., None]
-        return Batch(x, y)
+        x = torch.randn(*y.shape, *problem.x, generator=g, dtype=torch.float64)
+        return Batch(x + y.view(*y.shape, *(1 for _ in problem.x)), y)
 
     return Episode(batch(1), batch(2), index=torch.arange(tasks))
 
@@ -137,7 +157,7 @@ def make_emo(
             shapes,
             k=K,
             steps=STEPS,
-            head=MODEL.head,
+            head=problem.model.head,
             seed=0,
         ),
         encoder=TransformerKey(FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8),
@@ -148,7 +168,7 @@ def make_emo(
             n_way=N_WAY,
             **{"memory_steps": "all", **policy},
         ),
-        head=(*MODEL.head, *(f"rate/{n}" for n in MODEL.head)),
+        head=(*problem.model.head, *(f"rate/{n}" for n in problem.model.head)),
     ).double()
     if trained:
         perturb(emo, g)

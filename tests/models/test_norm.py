@@ -7,6 +7,7 @@ from torch.func import grad, vmap
 from tests.models.oracles import REFUSALS
 from torchemo.errors import ConfigError, ShapeError
 from torchemo.models import Conv4
+from torchemo.models import norm as norm_module
 from torchemo.models.norm import TaskNorm, Usage, predict_with_support, update_running
 from torchemo.rng import generator_for
 from torchemo.tree import expand
@@ -115,6 +116,22 @@ def test_meta_gradients_through_vmap_equal_the_loop():
     for name in params:
         error = (through[name] - loop[name]).norm() / loop[name].norm()
         assert error < 1e-12, name
+
+
+@pytest.mark.parametrize("affine", ["both", "shift"])
+def test_the_kernel_and_what_is_written_out_agree_to_the_second_derivative(monkeypatch, affine):
+    norm = TaskNorm(affine=affine)
+    params = {n: v.detach().requires_grad_() for n, v in layer_params(norm).items()}
+    x = double(TASKS, 3, CHANNELS, 4, 5).requires_grad_()
+    inputs, found = [x, *params.values()], []
+    for plain in (True, False):
+        monkeypatch.setattr(norm_module, "plain_autograd", lambda plain=plain: plain)
+        out = apply(norm, params, x)
+        first = torch.autograd.grad(out.pow(3).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+        found.append([out, *first, *second])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
 def test_stored_statistics_give_what_torch_gives_in_evaluation_mode():

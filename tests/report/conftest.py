@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from torchemo.adaptation import Answers, Prediction, RecalledSlot
 from torchemo.config import (
     AggregatorConfig,
     DataConfig,
@@ -20,8 +21,9 @@ from torchemo.config import (
     ValueConfig,
 )
 from torchemo.report import write_run_report
-from torchemo.runner import load_best, train_run
+from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
+from torchemo.trained import load_best
 
 HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{$ 鳥"
 HOSTILE_CLASS = "<script>alert('{}')"
@@ -105,3 +107,44 @@ def hostile(tmp_path_factory):
     make_run(root, config, Protocol("paper", tasks=4))
     write_run_report(root)
     return root
+
+
+HOSTILE_NAME = '<b onload="x">&\'red'
+
+
+RECALLED = (RecalledSlot(3, 0.25, 0.6, 17, "<i>stones"), RecalledSlot(1, 0.5, 0.4, 2, None))
+
+
+def save_picture(path, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A class of two pictures with a hostile name, one of fourteen, and two queries."""
+    for i in range(2):
+        save_picture(tmp_path / "support" / HOSTILE_NAME / f"{i}.png", i)
+    for i in range(14):
+        save_picture(tmp_path / "support" / "blue_jay" / f"{i:02d}.png", 10 + i)
+    save_picture(tmp_path / "query" / "<img src=x>.png", 50)
+    save_picture(tmp_path / "query" / "plain.png", 51)
+    return tmp_path / "support", tmp_path / "query"
+
+
+def answers(recalled=RECALLED):
+    """What adapt found, made up."""
+    names = (HOSTILE_NAME, "blue_jay")
+    return Answers(
+        method="MAML + EMO",
+        step=1200,
+        inner_steps=5,
+        classes=names,
+        shots=(2, 14),
+        predictions=(
+            Prediction("<img src=x>.png", names[0], 0.75, names[1], 0.25, (0.75, 0.25)),
+            Prediction("plain.png", names[1], 0.5, names[0], 0.5, (0.5, 0.5)),
+        ),
+        recalled=recalled,
+    )

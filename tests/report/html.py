@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+VOID = {"meta", "link", "img", "br", "hr", "input", "wbr"}
 
 
 class Page(HTMLParser):

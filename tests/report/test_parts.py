@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 import re
 import statistics
 import warnings
@@ -15,15 +14,17 @@ from PIL import Image
 
 from tests.report.html import broken_laws
 from torchemo.evaluate import batches, evaluate
+from torchemo.inspection import principal_map
 from torchemo.report.collect import Curve, best_validation, collect, curve
 from torchemo.report.figures import Interval, Line, forest, lines, smooth
-from torchemo.report.memory_view import principal_plane, view_memory
+from torchemo.report.memory_view import view_memory
 from torchemo.report.probe import PROBES, probe
 from torchemo.report.samples import PictureSample, PointSample, picture_uri, sample_tasks
 from torchemo.report.words import number
-from torchemo.runner import VALIDATION_SEED, load_best, read_config
+from torchemo.runner import VALIDATION_SEED
 from torchemo.runs import checkpoint, history
 from torchemo.scoring import memory_digest
+from torchemo.trained import load_best, read_config
 
 
 def line(label="a"):
@@ -45,28 +46,6 @@ def test_smoothing_gives_medians_of_equal_windows_and_forgets_no_value():
         low <= y <= high for low, y, high in zip(found.low, found.y, found.high, strict=True)
     )
     assert smooth(Curve([1, 2], [3.0, 4.0])).y == [3.0, 4.0]
-
-
-def test_the_plane_of_keys_agrees_with_the_eigenvectors_of_their_covariance():
-    rng = np.random.default_rng(1)
-    keys = rng.normal(size=(30, 6)) * [3, 0.1, 2, 0.5, 0.2, 0.4]
-    found = principal_plane(torch.tensor(keys[:10]), torch.tensor(keys[10:]))
-    places = torch.cat([found.slots, found.tasks]).numpy()
-    variances, axes = np.linalg.eigh(np.cov(keys.T))
-    expected = (keys - keys.mean(0)) @ axes[:, ::-1][:, :2]
-    assert np.abs(places) == pytest.approx(np.abs(expected), abs=1e-9)
-    assert found.explained == pytest.approx(variances[::-1][:2] / variances.sum())
-    turned = principal_plane(torch.tensor(keys[:10]), torch.tensor(keys[10:].copy()))
-    assert torch.equal(turned.slots, found.slots)
-
-
-def test_keys_of_one_dimension_or_all_equal_have_a_plane_too():
-    flat = principal_plane(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0]]))
-    assert flat.slots[:, 1].tolist() == [0.0, 0.0]
-    assert flat.explained == (1.0, 0.0)
-    equal = principal_plane(torch.ones(3, 4), torch.ones(2, 4))
-    assert float(equal.slots.abs().max()) < 1e-12
-    assert all(math.isfinite(share) for share in equal.explained)
 
 
 def test_a_probe_reads_the_memory_as_evaluation_does_and_changes_nothing(points):
@@ -102,6 +81,18 @@ def test_the_table_of_slots_is_what_the_checkpoint_says(points):
         assert slot.domain == names[int(state["notes.domain"][slot.number])]
     assert found.writes == 2 * step  # two tasks per outer step, each written once
     assert found.overwrites == 2 * step - 5
+
+
+def test_slots_lie_on_the_map_in_the_order_of_their_table_among_the_tasks_that_were_probed(points):
+    experiment = load_best(points)
+    emo = experiment.trainer.emo
+    seen = probe(experiment, emo)
+    found = view_memory(emo, seen, experiment.source.domains)
+    slots = emo.memory.keys[[slot.number for slot in found.slots]]
+    places, explained = principal_map(torch.cat([slots, seen.keys]).double())
+    assert torch.equal(found.key_map.slots, places[: len(slots)])
+    assert torch.equal(found.key_map.tasks, places[len(slots) :])
+    assert found.key_map.explained == explained
 
 
 def test_a_slot_is_recalled_most_by_the_domain_with_the_largest_mean_weight(pictures):

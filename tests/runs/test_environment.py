@@ -9,7 +9,8 @@ import numpy
 import pytest
 import torch
 
-from torchemo.runs.environment import commit_of, environment, versions
+from torchemo.fused import Status
+from torchemo.runs.environment import commit_of, differences, environment, versions
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -39,6 +40,27 @@ def test_it_names_neither_the_machine_nor_its_folders():
     texts = re.findall(r'"([^"]*)"', json.dumps(environment() | {"cpu": None}))
     assert socket.gethostname() not in texts
     assert not [text for text in texts if "/" in text]
+
+
+def test_it_names_the_build_of_the_convolutions(monkeypatch):
+    from torchemo.runs import environment as module
+
+    monkeypatch.setattr(module, "status", lambda: Status(True, "somewhere", "cc", "12ab"))
+    assert environment()["convolutions"] == "12ab"
+    monkeypatch.setattr(module, "status", lambda: Status(False, "no compiler"))
+    assert environment()["convolutions"] == "torch"
+
+
+def test_differences_are_those_that_may_change_bits():
+    now = environment()
+    assert differences(now, now) == []
+    assert differences({**now, "python": "other", "packages": {}}, now) == []
+    assert differences({}, now) == differences({"torch": 3, "cpu": None}, now) == []
+    other = {**now, "convolutions": "torch", "torch": {**now["torch"], "version": "2.4.0"}}
+    assert differences(other, now) == [
+        f"torch.version 2.4.0 -> {torch.__version__}",
+        f"convolutions torch -> {now['convolutions']}",
+    ]
 
 
 def test_versions_are_those_that_are_running():

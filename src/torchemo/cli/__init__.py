@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 from torchemo.cli.adapt import AdaptCommand
+from torchemo.cli.bench import BenchCommand
 from torchemo.cli.checkpoint import CheckpointCommand
 from torchemo.cli.data import DataCommand
 from torchemo.cli.demo import DemoCommand
@@ -16,6 +17,7 @@ from torchemo.cli.doctor import DoctorCommand
 from torchemo.cli.evaluate import CompareCommand, EvalCommand
 from torchemo.cli.memory import MemoryCommand
 from torchemo.cli.report import ReportCommand
+from torchemo.cli.study import StudyCommand
 from torchemo.cli.train import TrainCommand
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
@@ -25,10 +27,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "eval": EvalCommand,
     "compare": CompareCommand,
     "report": ReportCommand,
+    "study": StudyCommand,
     "data": DataCommand,
     "memory": MemoryCommand,
     "checkpoint": CheckpointCommand,
     "adapt": AdaptCommand,
+    "bench": BenchCommand,
     "doctor": DoctorCommand,
 }
 

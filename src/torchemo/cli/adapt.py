@@ -37,9 +37,10 @@ class AdaptCommand:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.adaptation import answer_folder, sheet
-        from torchemo.runner import load_trained
+        from torchemo.adaptation import answer_folder
+        from torchemo.report.sheet import sheet
         from torchemo.runs.durable import replace_file
+        from torchemo.trained import load_trained
 
         trained = load_trained(self.run_folder, step=self.step)
         answers = answer_folder(
@@ -49,7 +50,8 @@ class AdaptCommand:
         out = self.run_folder / "adapted" if self.out is None else self.out
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / "predictions.json", (json.dumps(found, indent=2) + "\n").encode())
-        replace_file(out / "sheet.html", sheet(answers, self.query).encode(errors="replace"))
+        page = sheet(answers, self.support, query=self.query)
+        replace_file(out / "sheet.html", page.encode(errors="replace"))
         if self.json:
             print_json(found)
         else:
@@ -71,8 +73,10 @@ def _show(answers: "Answers") -> None:
     print_table(answers.method, ["file", "predicted", "probability", "runner-up"], rows)
     if answers.recalled:
         slots = ", ".join(
-            f"{one.slot} ({one.domain or 'domain not remembered'}, {one.distance:.3f})"
+            f"{one.slot} ({'' if one.domain is None else f'{one.domain}, '}{one.distance:.3f})"
             for one in answers.recalled[:5]
         )
         more = len(answers.recalled) - 5
-        print(f"recalled slots: {slots}{f' and {more} more' if more > 0 else ''}")
+        print(
+            f"recalled slots, with their distance: {slots}{f' and {more} more' if more > 0 else ''}"
+        )

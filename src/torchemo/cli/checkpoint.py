@@ -24,8 +24,8 @@ class ListCheckpoints:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.runner import read_config
         from torchemo.runs.checkpoint import published
+        from torchemo.trained import read_config
 
         read_config(self.run_folder)
         found = [_describe(path) for path in published(self.run_folder)]
@@ -60,7 +60,7 @@ class VerifyCheckpoints:
 
     def run(self) -> int:
         """Run the command; 4 if one of them is damaged."""
-        from torchemo.runner import read_config, saved_checkpoints
+        from torchemo.trained import read_config, saved_checkpoints
 
         read_config(self.run_folder)
         paths = saved_checkpoints(self.run_folder)

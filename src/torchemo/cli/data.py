@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.cli.output import counted, print_json, print_table, printable
-from torchemo.errors import ConfigError, DataError
+from torchemo.errors import DataError
 
 if TYPE_CHECKING:
     from torchemo.data.check import CheckReport
-    from torchemo.data.splits import SplitFile
 
 LISTED = 20
 """Lines of one kind of trouble shown to people; --json lists all."""
@@ -70,13 +69,15 @@ class CheckSet:
         """Run the command; 3 if the set does not fit."""
         from torchemo.data.check import check
         from torchemo.data.episodes import EpisodeSpec
+        from torchemo.data.load import splits_for
 
         spec = EpisodeSpec(self.n_way, self.n_shot, self.n_query)
+        (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
         with counted("checking") as progress:
             report = check(
                 self.path,
                 spec,
-                splits=_splits(self.path, self.splits, self.scheme),
+                splits=splits,
                 image_size=self.image_size,
                 progress=progress,
             )
@@ -112,10 +113,11 @@ class PackSet:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.data.load import find
+        from torchemo.data.load import find, splits_for
         from torchemo.data.packed import pack
 
-        listing = find(self.path, splits=_splits(self.path, self.splits, self.scheme))
+        (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
+        listing = find(self.path, splits=splits)
         with counted("packing") as progress:
             report = pack(
                 listing,
@@ -149,17 +151,6 @@ class DataCommand:
     def run(self) -> int:
         """Run the chosen command."""
         return self.action.run()
-
-
-def _splits(path: Path, file: Path | None, scheme: str | None) -> "SplitFile | None":
-    from torchemo.data.splits import SplitFile
-
-    if file is None and scheme is None:
-        return None
-    file = path.parent / "splits.json" if file is None else file
-    if not file.is_file():
-        raise ConfigError(f"{file}: there is no such file.", hint="Name it with --splits FILE.")
-    return SplitFile(file, scheme)
 
 
 # -- list ----------------------------------------------------------------------------------------
@@ -311,7 +302,8 @@ def _show(report: "CheckReport", path: Path, tasks: str) -> None:
     )
     _print_some("same name", [", ".join(names) for names in report.colliding])
     if len(report.duplicates) > len(leaks):
-        print(f"{len(report.duplicates) - len(leaks)} pictures are there twice in one split")
+        twice = len(report.duplicates) - len(leaks)
+        print(f"{twice} {'picture is' if twice == 1 else 'pictures are'} there twice in one split")
     for split in _absent(report):
         print(f"no class has split {split}: training needs train, val and test")
     _print_some("problem", list(report.problems))

@@ -28,6 +28,8 @@ class DemoCommand:
     """Seed of the initialisation and of the training tasks."""
     out: Path = Path("runs/demo")
     """Folder of the two runs, summary.json and the reports; an earlier demo there is made anew."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print the comparison as JSON instead of a table."""
 
@@ -37,9 +39,14 @@ class DemoCommand:
         from torchemo.demo import RUNS, DemoConfig, run_demo
         from torchemo.report import write_comparison_report, write_run_report
 
-        self._fresh_folder()
         config = DemoConfig(self.iterations, self.test_tasks, self.seed)
-        found = run_demo(self.out, config, on_event=_tell, workers=task_workers())
+        self._fresh_folder()
+        found = run_demo(
+            self.out,
+            config,
+            on_event=_tell,
+            workers=task_workers(release_memory=self.release_memory),
+        )
         summary = {
             "data": "synthetic pictures (procedural), 5-way 1-shot, unseen classes",
             "iterations": self.iterations,

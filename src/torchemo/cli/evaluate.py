@@ -1,12 +1,13 @@
 """``torchemo eval`` and ``torchemo compare``: test tasks of a run; runs on the same tasks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 import tyro
 
 from torchemo.cli.output import counted, interval, print_json, print_table
+from torchemo.config import DataConfig
 from torchemo.errors import ConfigError
 
 
@@ -23,31 +24,59 @@ class EvalCommand:
     """Test tasks; 600 by default, 1000 with the paper's protocol."""
     split: Literal["test", "val"] = "test"
     """Classes to draw tasks from."""
+    data: tuple[str, ...] = ()
+    """Other data to draw tasks from, such as a domain the run has never seen; the run's own by default."""
+    splits: Path | None = None
+    """With --data: a file of class splits."""
+    scheme: str | None = None
+    """With --data: which splits to take, where the file holds several."""
     steps: int | None = None
     """Inner steps; those of training by default."""
     step: int | None = None
     """Checkpoint to evaluate; the best on validation tasks by default."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print the result as JSON, with every task."""
 
     def run(self) -> int:
         """Run the command."""
         from torchemo.cli.cores import task_workers
-        from torchemo.runner import load_best
-        from torchemo.scoring import Protocol, score_run
+        from torchemo.scoring import Protocol, result_file, score_run
+        from torchemo.trained import load_best
 
         tasks = (
             {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
         )
         protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
-        experiment = load_best(self.run_folder, step=self.step, workers=task_workers())
+        experiment = load_best(
+            self.run_folder,
+            step=self.step,
+            workers=task_workers(release_memory=self.release_memory),
+            data=self._data(),
+            needed=(self.split,),
+        )
+        on = "+".join(Path(name).stem for name in self.data) or None
         with counted("tasks") as progress:
-            record = score_run(self.run_folder, experiment, protocol, progress=progress)
+            record = score_run(self.run_folder, experiment, protocol, on=on, progress=progress)
         if self.json:
             print_json(record)
-        else:
-            _show_result(record)
+            return 0
+        _show_result(record)
+        if on is not None:
+            print(f"written: {result_file(self.run_folder, protocol, on=on)}")
         return 0
+
+    def _data(self) -> DataConfig | None:
+        if not self.data:
+            if self.splits is not None or self.scheme is not None:
+                raise ConfigError("--splits and --scheme belong to --data.")
+            return None
+        from torchemo.trained import read_config
+
+        splits = None if self.splits is None else str(self.splits)
+        own = read_config(self.run_folder).data
+        return replace(own, source=self.data, splits=splits, scheme=self.scheme)
 
 
 @final
@@ -93,10 +122,12 @@ def _show_result(record: dict[str, Any]) -> None:
     unit = "accuracy, %" if record["metric"] == "accuracy" else "mean squared error"
     summary = record["summary"]
     rows = [["all", interval(summary["last"], scale=scale), str(summary["last"]["n"])]]
-    for name, row in summary["per_domain"].get("groups", {}).items():
+    domains = summary["per_domain"].get("groups", {})
+    for name, row in domains.items() if len(domains) > 1 else ():
         rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
     protocol = record["protocol"]
-    title = f"{record['method']}: {unit} on {protocol['split']} tasks ({protocol['name']})"
+    where = "" if record["on"] is None else f" of {record['on']}"
+    title = f"{record['method']}: {unit} on {protocol['split']} tasks{where} ({protocol['name']})"
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
     steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
     print(f"after inner step  {steps}")
@@ -108,10 +139,11 @@ def _show_comparison(found: dict[str, Any]) -> None:
         f"{found['other']['method']} minus {found['base']['method']} ({found['metric']}, paired)"
     )
     rows = [["all", _row(found["difference"], scale), f"{found['difference']['p_value']:.4f}"]]
-    rows += [
-        [name, _row(row, scale), f"{row['p_value']:.4f}"]
-        for name, row in found["per_domain"].items()
-    ]
+    if len(found["per_domain"]) > 1:
+        rows += [
+            [name, _row(row, scale), f"{row['p_value']:.4f}"]
+            for name, row in found["per_domain"].items()
+        ]
     print_table(title, ["domain", "difference [95 %]", "p"], rows)
     means = ", ".join(
         f"{found[s]['method']} {scale * found[s]['mean']:.2f}" for s in ("base", "other")

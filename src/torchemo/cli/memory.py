@@ -39,7 +39,7 @@ class ShowMemory:
     def run(self) -> int:
         """Run the command."""
         from torchemo.inspection import survey
-        from torchemo.runner import best_checkpoint, read_config
+        from torchemo.trained import best_checkpoint, read_config
 
         config = _with_memory(self.run_folder, read_config(self.run_folder))
         saved = best_checkpoint(self.run_folder, step=self.step)
@@ -66,7 +66,7 @@ class VerifyMemory:
 
     def run(self) -> int:
         """Run the command; 4 if something is damaged."""
-        from torchemo.runner import read_config, saved_checkpoints
+        from torchemo.trained import read_config, saved_checkpoints
 
         config = _with_memory(self.run_folder, read_config(self.run_folder))
         paths = saved_checkpoints(self.run_folder, step=self.step)

@@ -1,6 +1,7 @@
 """What commands print: tables for people, JSON for machines, progress beside both."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,24 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.text import Text
 
     # Names come from files: as texts they are shown as they are, and no markup is read into them.
-    table = Table(title=Text(printable(title)), title_justify="left")
+    table = Table()
     for i, column in enumerate(columns):
-        numbers = i > 0 and not any(row[i][:1].isalpha() for row in rows)
+        numbers = i > 0 and all(_begins_with_number(row[i]) for row in rows)
         table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    # Not as the table's own title, which is broken at the width of a table that may be narrow.
+    console.print(Text(printable(title), style="italic"), soft_wrap=True)
+    console.print(table)
+
+
+def _begins_with_number(cell: str) -> bool:
+    first = cell.split()[:1]
+    try:
+        return not first or math.isfinite(float(first[0].replace(",", "")))
+    except ValueError:
+        return False
 
 
 def printable(text: str) -> str:

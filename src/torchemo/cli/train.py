@@ -1,8 +1,9 @@
 """``torchemo train``: one run in a folder, from a preset, a file, or where it was left."""
 
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -36,8 +37,14 @@ class TrainCommand:
     """Start from a TOML file."""
     data: tuple[str, ...] = ()
     """Image sets (folders, zips, npz), ``procedural``, or ``regression:hsml4``; sets data.source."""
+    splits: Path | None = None
+    """A file of class splits; sets data.splits. By default the one that lies with the data, or its own."""
+    scheme: str | None = None
+    """Which splits to take, where the file holds several; sets data.scheme."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
+    release_memory: bool = False
+    """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
     """Print one JSON object per event."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
@@ -60,7 +67,7 @@ class TrainCommand:
                 should_stop=lambda: stop.requested is not None,
                 on_event=printer.event,
                 accept_new_data=self.accept_new_data,
-                workers=task_workers(),
+                workers=task_workers(release_memory=self.release_memory),
             )
         if self.json:
             print_json({"event": "end", "step": outcome.iteration, **outcome._asdict()})
@@ -84,7 +91,11 @@ class TrainCommand:
             raise ConfigError(
                 "train needs either --out FOLDER (a new run) or --resume FOLDER (an old one)."
             )
-        given = [name for name in ("preset", "config", "data", "options") if getattr(self, name)]
+        given = [
+            name
+            for name in ("preset", "config", "data", "splits", "scheme", "options")
+            if getattr(self, name)
+        ]
         if given:
             raise ConfigError(
                 f"--resume goes on with the run's own configuration, got --{' --'.join(given)} too.",
@@ -93,7 +104,7 @@ class TrainCommand:
         return self.resume
 
     def resolved(self) -> RunConfig:
-        """Return the configuration: defaults < preset < file < --data < KEY=VALUE."""
+        """Return the configuration: defaults < preset < file < --data, --splits, --scheme < KEY=VALUE."""
         if self.preset is None:
             return self._over(RunConfig())
         # A preset depends on the tasks, and these may be set by anything that comes after it.
@@ -106,9 +117,13 @@ class TrainCommand:
 
         if self.config is not None:
             config = load(self.config, RunConfig, base=config)
-        if self.data:
-            config = replace(config, data=replace(config.data, source=self.data))
         plain = to_dict(config)
+        if self.data:
+            plain["data"]["source"] = list(self.data)
+        if self.splits is not None:
+            plain["data"]["splits"] = str(self.splits)
+        if self.scheme is not None:
+            plain["data"]["scheme"] = self.scheme
         for option in self.options:
             override(plain, option)
         return from_dict(plain, RunConfig, where="command line")
@@ -121,6 +136,8 @@ class _Printer:
         self.as_json = as_json
         self.bar: Any = None
         self.task: Any = None
+        self.began = (0, 0.0)
+        self.validation = ""
 
     def __enter__(self) -> "_Printer":
         if not self.as_json and sys.stderr.isatty():
@@ -129,9 +146,9 @@ class _Printer:
 
             self.bar = Progress(
                 TextColumn("{task.completed}/{task.total}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=12),
+                TimeRemainingColumn(compact=True),
                 TextColumn("{task.description}"),
-                TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self.bar.start()
@@ -148,15 +165,25 @@ class _Printer:
             from torchemo.runs.events import plain
 
             print_json(plain({"event": event, "step": step, **fields}))
-            return
-        if event == "start":
+        elif event == "start":
+            self.began = (step, time.monotonic())
             if self.bar is not None:
                 self.bar.update(self.task, completed=step, total=fields["iterations"])
             print(_size(fields), file=sys.stderr)
-        elif self.bar is not None and event == "step":
-            self.bar.update(self.task, completed=step, description=_words(fields))
-        elif event in ("validation", "skipped", "damaged") or (event == "step" and step % 100 == 0):
-            print(f"step {step} {event}: {_words(fields)}", file=sys.stderr)
+        elif event == "step":
+            self._step(step, fields)
+        elif event in ("validation", "skipped", "damaged", "environment"):
+            print(f"step {step}, {event}: {_words(fields)}", file=sys.stderr)
+            if event == "validation" and fields.get("accuracy") is not None:
+                self.validation = f"  val {100 * fields['accuracy']:.1f} %"
+
+    def _step(self, step: int, fields: Mapping[str, Any]) -> None:
+        rate = (step - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
+        line = f"{rate:.3g} steps/s  {_words(fields)}{self.validation}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=line)
+        elif step % 100 == 0:
+            print(f"step {step}: {line}", file=sys.stderr)
 
 
 def _size(fields: Mapping[str, Any]) -> str:
@@ -172,8 +199,9 @@ def _size(fields: Mapping[str, Any]) -> str:
 
 
 def _words(fields: Mapping[str, Any]) -> str:
-    shown = ("loss", "accuracy", "filled", "age", "same_domain", "path", "why")
-    found = {name: fields[name] for name in shown if fields.get(name) is not None}
-    return "  ".join(
-        value if isinstance(value, str) else f"{name} {value:.3g}" for name, value in found.items()
-    )
+    shown = {"loss": "loss", "accuracy": "accuracy", "filled": "slots", "age": "age",
+             "same_domain": "same domain"}  # fmt: skip
+    found = [
+        f"{word} {fields[name]:.3g}" for name, word in shown.items() if fields.get(name) is not None
+    ]
+    return "  ".join([*found, *(fields[name] for name in ("path", "why") if name in fields)])

@@ -120,15 +120,15 @@ def form_for(
     listing: Listing, *, image_size: int | None, channels: int | None, resample: Resample
 ) -> PictureForm:
     """Settle the form of all pictures; what is not asked for follows protocol, then the first picture."""
-    size = image_size or listing.image_size
-    planes = channels or listing.channels
+    size = listing.image_size if image_size is None else image_size
+    planes = listing.channels if channels is None else channels
     if size is not None and planes is not None:
         return PictureForm(size, size, planes, resample, invert=listing.invert)
     kind = _first_kind(listing)
     return PictureForm(
-        size or kind.height,
-        size or kind.width,
-        planes or kind.channels,
+        kind.height if size is None else size,
+        kind.width if size is None else size,
+        kind.channels if planes is None else planes,
         resample,
         resize=size is not None,
         invert=listing.invert,

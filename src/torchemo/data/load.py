@@ -1,5 +1,7 @@
 """One door for every form of image data: recognise it, list it, read it."""
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_f
 from torchemo.data.npz import list_npz
 from torchemo.data.packed import is_packed, open_packed
 from torchemo.data.splits import SplitFile, Splits, assign, read_split_file, schemes_for
-from torchemo.errors import DataError, ResourceError
+from torchemo.errors import ConfigError, DataError, ResourceError
 
 
 def load(
@@ -50,7 +52,8 @@ def load(
     if is_packed(path) and splits is None and domain is None:
         index = open_packed(path)
         size = (image_size,) * 2 if image_size is not None else index.shape[1:]
-        if index.shape == (channels or index.shape[0], *size):
+        planes = index.shape[0] if channels is None else channels
+        if index.shape == (planes, *size):
             return index
     listing = find(path, splits=splits, domain=domain, boxes=boxes)
     return read(
@@ -76,9 +79,7 @@ def find(
     else from the data (folders ``train``, ``val``, ``test``, or a ``class_split``); else the sorted class
     names are cut 64 : 16 : 20 with seed 0.
     """
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder.")
+    path = _there(path)
     listing = _recognise(path, domain or path.stem)
     chosen = splits if splits is not None else _splits_beside(path)
     if isinstance(chosen, SplitFile):
@@ -89,6 +90,37 @@ def find(
             c._replace(pictures=[p._replace(box=None) for p in c.pictures]) for c in classes
         )
     return replace(listing, classes=classes)
+
+
+def splits_for(
+    paths: Sequence[Path | str], *, file: Path | None = None, scheme: str | None = None
+) -> list[SplitFile | None]:
+    """Return which splits each of several image sets takes, None for those it would take anyway.
+
+    Args:
+        paths: The image sets.
+        file: Where splits are listed; by default the ``splits.json`` inside or beside each set.
+        scheme: Which splits to take where several are listed. One name may serve several sets: those
+            that do not list it need no choice, or are refused when they are read.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: No set lists splits of that name; says which there are.
+    """
+    if file is not None and not file.is_file():
+        raise ConfigError(f"{file}: there is no such file of splits.", hint="Check --splits.")
+    files = [_split_file(_there(path)) if file is None else file for path in paths]
+    offers = [
+        list(schemes_for(listed, data_name=Path(path).name)) if listed is not None else []
+        for path, listed in zip(paths, files, strict=True)
+    ]
+    if scheme is not None and not any(scheme in names for names in offers):
+        raise _no_scheme(paths, scheme, sorted({name for names in offers for name in names}))
+    return [
+        None if listed is None or (file is None and scheme not in names)
+        else SplitFile(listed, scheme if scheme in names else None)
+        for listed, names in zip(files, offers, strict=True)
+    ]  # fmt: skip
 
 
 def read(
@@ -149,11 +181,33 @@ def _recognise(path: Path, domain: str) -> Listing:
     )
 
 
+def _there(path: Path | str) -> Path:
+    if not Path(path).exists():
+        raise DataError(f"{path}: there is no such file or folder.")
+    return Path(path)
+
+
 def _splits_beside(path: Path) -> SplitFile | None:
-    inside = path / "splits.json"
-    if path.is_dir() and inside.is_file():
-        return SplitFile(inside)
-    beside = path.parent / "splits.json"
-    if beside.is_file() and schemes_for(beside, data_name=path.name):
-        return SplitFile(beside)
-    return None
+    file = _split_file(path)
+    if file is None or (file.parent != path and not schemes_for(file, data_name=path.name)):
+        return None
+    return SplitFile(file)
+
+
+def _split_file(path: Path) -> Path | None:
+    """Return the ``splits.json`` inside or beside an image set."""
+    places = [path / "splits.json"] if path.is_dir() else []
+    return next((f for f in (*places, path.parent / "splits.json") if f.is_file()), None)
+
+
+def _no_scheme(paths: Sequence[Path | str], scheme: str, known: list[str]) -> DataError:
+    names = ", ".join(Path(path).name for path in paths)
+    near = difflib.get_close_matches(scheme, known, n=1)
+    hint = (
+        f"Did you mean '{near[0]}'?"
+        if near
+        else f"There are: {', '.join(known)}."
+        if known
+        else "No splits are listed for it: leave the scheme out, or name a file with --splits."
+    )
+    return DataError(f"{names}: has no splits called {scheme!r}.", hint=hint)

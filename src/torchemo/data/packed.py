@@ -4,15 +4,17 @@ A packed set is a folder of ``images.npy`` (uint8 ``[n, C, H, W]``, sorted by cl
 (classes, splits, domains, SHA-256 of both files). It appears under its name only when it is complete.
 """
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,12 +146,15 @@ def _check_place(out: Path, image_bytes: int) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _published(out: Path) -> Iterator[Path]:
     """Give a folder to write into; rename it to its final name when all went well."""
     folder = out.parent / f".tmp-{out.name}-{uuid.uuid4().hex[:8]}"
+    claim = None
     try:
+        _sweep(out)
         folder.mkdir()
+        claim = _claim(folder)
         yield folder
         _sync_folder(folder)
         folder.rename(out)
@@ -163,7 +168,32 @@ def _published(out: Path) -> Iterator[Path]:
             hint="Free some space or pack elsewhere.",
         ) from error
     finally:
+        if claim is not None:
+            os.close(claim)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(out: Path) -> None:
+    """Delete what a killed process left of the same set; what a living one is writing is claimed."""
+    name = re.compile(re.escape(f".tmp-{out.name}-") + "[0-9a-f]{8}")
+    for folder in [path for path in out.parent.iterdir() if name.fullmatch(path.name)]:
+        claim = _claim(folder)
+        if claim is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(claim)
+
+
+def _claim(folder: Path) -> int | None:
+    """Lock a folder until the handle is closed or the process ends; None where that cannot be had."""
+    handle = None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
 
 
 def _write_images(

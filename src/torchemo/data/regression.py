@@ -1,11 +1,13 @@
 """Regression families: heterogeneous few-shot tasks without labels to permute, drawn in microseconds.
 
-Three published groups, inputs uniform on [-5, 5], parameters uniform in their ranges, family uniform:
+Three published groups and the parts of one; inputs uniform on [-5, 5], parameters uniform in their
+ranges, family uniform:
 
 - ``sinusoid``: the sine task of MAML, 1-D.
 - ``hsml4``: sine, line, quadratic, cubic, 1-D, without noise (HSML's toy group).
 - ``arml6``: sine, line, quadratic, cubic, quadratic surface, ripple on 2-D inputs, with noise N(0, 0.3^2)
   on support and query targets; the 1-D families have x2 = 1 (ARML).
+- ``sine``, ``line``, ``quadratic``, ``cubic``: one family of ``hsml4`` alone, to train on one domain.
 
 Episode i of a split under a seed is a pure function of (seed, split, i).
 """
@@ -24,7 +26,7 @@ from torchemo.errors import ConfigError
 from torchemo.rng import generator_for
 from torchemo.types import Batch, Episode
 
-Group: TypeAlias = Literal["sinusoid", "hsml4", "arml6"]
+Group: TypeAlias = Literal["sinusoid", "hsml4", "arml6", "sine", "line", "quadratic", "cubic"]
 Formula: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``(x [B, n, d], coefficients [B, 4, 1]) -> y [B, n]``."""
 
@@ -90,21 +92,24 @@ _POLYNOMIALS = (
     Family("cubic", _cubic, ((-0.1, 0.1), (-0.2, 0.2), (-2.0, 2.0), (-3.0, 3.0))),
 )
 
+_HSML = (Family("sine", _raised_sine, _SINE_RANGES), *_POLYNOMIALS)
+
 FAMILIES: MappingProxyType[str, tuple[Family, ...]] = MappingProxyType(
     {
         "sinusoid": (Family("sine", _shifted_sine, (_AMPLITUDE, (0.0, math.pi))),),
-        "hsml4": (Family("sine", _raised_sine, _SINE_RANGES), *_POLYNOMIALS),
+        "hsml4": _HSML,
         "arml6": (
             Family("sine", _sine, _SINE_RANGES),
             *_POLYNOMIALS,
             Family("quadratic_surface", _surface, ((-1.0, 1.0), (-1.0, 1.0)), planar=True),
             Family("ripple", _ripple, ((-0.2, 0.2), (-3.0, 3.0)), planar=True),
         ),
+        **{family.name: (family,) for family in _HSML},
     }
 )
 """Families of each group; a family's place in its group is its id in `Episode.domain`."""
 
-_NOISE = MappingProxyType({"sinusoid": 0.0, "hsml4": 0.0, "arml6": 0.3})
+_NOISE = MappingProxyType({"arml6": 0.3})
 
 
 @final
@@ -147,7 +152,7 @@ class RegressionSpec:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise in use."""
-        return _NOISE[self.group] if self.noise is None else self.noise
+        return _NOISE.get(self.group, 0.0) if self.noise is None else self.noise
 
 
 class RegressionTasks(NamedTuple):

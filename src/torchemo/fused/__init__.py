@@ -15,7 +15,7 @@ from torchemo.fused.conv_block import conv_block as conv_block
 from torchemo.fused.kernels import BITS
 from torchemo.fused.memory import keep_memory as keep_memory
 
-__all__ = ["Status", "conv_block", "keep_memory", "require", "status", "usable"]
+__all__ = ["Status", "conv_block", "keep_memory", "plain_autograd", "require", "status", "usable"]
 
 
 def status(*, bits: int = 32) -> Status:
@@ -25,6 +25,15 @@ def status(*, bits: int = 32) -> Status:
         bits: Precision, 32 or 64.
     """
     return libraries(bits)[1]
+
+
+def plain_autograd() -> bool:
+    """Tell whether derivatives are taken by ordinary reverse-mode autograd, if at all.
+
+    Function transforms and compilers trace or batch torch operations and cannot look into a kernel.
+    """
+    traced = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
+    return not traced and forward_ad._current_level < 0
 
 
 def usable(x: Tensor) -> bool:
@@ -49,9 +58,6 @@ def _obstacle(x: Tensor) -> str | None:
         return f"pictures are on {x.device.type}, not on the CPU"
     if x.dtype not in BITS:
         return f"pictures are {x.dtype}, not float32 or float64"
-    # Function transforms trace or batch torch operations and cannot look into a compiled kernel.
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
-        return "it is called inside a torch.func transform or torch.compile"
-    if forward_ad._current_level >= 0:
-        return "it is called in forward-mode differentiation"
+    if not plain_autograd():
+        return "it is called inside a torch.func transform, torch.compile or forward-mode autograd"
     return None

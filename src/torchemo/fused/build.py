@@ -49,11 +49,13 @@ class Status:
         available: They can.
         detail: Where the library lies, or the reason there is none.
         compiler: The compiler that was found.
+        build: Digest of sources, flags, compiler and processor: equal builds compute equal bits.
     """
 
     available: bool
     detail: str
     compiler: str | None = None
+    build: str | None = None
 
 
 def find_compiler(names: Sequence[str] = COMPILERS) -> str:
@@ -125,11 +127,12 @@ def attempt(
         compiler = find_compiler(names)
         try:
             found, path = load_library(compiler, cache or cache_directory(), bits=bits)
-            return found, Status(True, str(path), compiler)
+            return found, Status(True, str(path), compiler, path.stem)
         except OSError:
             with tempfile.TemporaryDirectory(prefix="torchemo-") as private:
-                found, _ = load_library(compiler, Path(private), bits=bits)
-            return found, Status(True, "compiled for this process: no cache directory", compiler)
+                found, path = load_library(compiler, Path(private), bits=bits)
+            detail = "compiled for this process: no cache directory"
+            return found, Status(True, detail, compiler, path.stem)
     except (BuildError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         return None, Status(False, _one_line(error), compiler)
 

@@ -1,11 +1,20 @@
 """Keep freed memory in the process: fresh pages cost more than the arithmetic that fills them."""
 
 import ctypes
+import os
 import sys
 
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LIMIT = 2**31 - 1
+
+SWITCH = "TORCHEMO_KEEP_MEMORY"
+"""Set to 0, this variable tells commands to leave the allocator alone."""
+
+
+def wanted() -> bool:
+    """Tell whether commands are to call `keep_memory`; the library itself never does."""
+    return os.environ.get(SWITCH) != "0"
 
 
 def keep_memory() -> bool:
@@ -13,7 +22,7 @@ def keep_memory() -> bool:
 
     By default glibc maps every block above 32 MB anew and unmaps it when it is freed, so each step of
     training pays for zeroing its memory again. The process then keeps its peak memory until it ends. This
-    changes the whole process and cannot be undone; nothing calls it by itself.
+    changes the whole process and cannot be undone; commands call it, importing the library does not.
 
     Returns:
         Whether the C library took it; False where it is not glibc.

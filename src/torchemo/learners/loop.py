@@ -89,8 +89,9 @@ class InnerLoop:
         forward: Forward = self._network(statistics, stored=order == 0)
         inputs = support
         if self.adapts == "head":
-            # The trunk does not move: one forward pass serves all steps.
-            with torch.set_grad_enabled(order > 0):
+            # The trunk does not move: one forward pass serves all steps. Nothing flows back through it
+            # unless the gradients of the steps are on the graph.
+            with torch.set_grad_enabled(order == 2):
                 features = self._at(0, statistics, stored=order == 0).features(
                     start.theta, support.x
                 )

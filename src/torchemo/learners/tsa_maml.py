@@ -35,8 +35,8 @@ class TSAMAML:
 
     Reading: the published code clusters 10 000 solutions, whole; label orders are random, so we compare
     bodies (``cluster_on``), and fewer tasks serve as well. A group that has collected more than enough steps
-    on all it has. The outer rate is constant; the published one falls to zero over stage 2. Groups that
-    no task belongs to are kept as they are.
+    on all it has. The published outer rate falls to zero over stage 2; ``outer.schedule`` lets it fall over
+    the whole run. Groups that no task belongs to are kept as they are.
 
     Args:
         loop: The inner loop.

@@ -1,17 +1,21 @@
-"""Normalisation per task, written from mean, square and rsqrt.
+"""Normalisation per task: the batch at hand, stored averages, groups of channels, or none.
 
-Fused norm kernels are avoided on purpose: under ``vmap`` they give wrong second-order gradients without a
-warning. Here a task's statistics are reductions over its own examples, whoever runs the task axis.
+A task's statistics are reductions over its own examples, whoever runs the task axis. Torch's own kernel
+serves plain autograd, where its first and second derivatives are right and it saves several passes over the
+maps. Under ``vmap`` it gives wrong second-order gradients without a warning, so there everything is
+written out.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.errors import ConfigError, ShapeError
+from torchemo.fused import plain_autograd
 from torchemo.models.inputs import check_choice, check_positive
 from torchemo.types import Model, Params
 
@@ -141,11 +145,26 @@ class TaskNorm:
         else:
             count = x.numel() // x.shape[1]
             _check_spread(count, layer)
+            if plain_autograd():
+                return self._kernel(params, x, layer=layer, tasks=tasks)
             mean = x.mean((0, 2, 3), keepdim=True)
             centred = x - mean
             var = centred.square().mean((0, 2, 3), keepdim=True)
             self._record(layer, tasks, mean=mean, var=var, count=count)
         return self._affine(params, centred, layer=layer, gain=(var + self.eps).rsqrt())
+
+    def _kernel(self, params: Params, x: Tensor, *, layer: str, tasks: int) -> Tensor:
+        """Normalise by torch's kernel; with momentum 1 it leaves the batch's statistics in the buffers."""
+        mean = var = None
+        if self.usage.sink is not None and self.buffers(layer):
+            mean, var = (x.new_zeros(x.shape[1]) for _ in range(2))
+            rows = (mean.view(tasks, -1), var.view(tasks, -1))
+            self.usage.sink.update(zip(self.buffers(layer), rows, strict=True))
+        shift = params[f"{layer}.shift"].flatten()
+        # The kernel's second derivative fails without a scale.
+        fixed = torch.ones_like(shift)
+        scale = params[f"{layer}.scale"].flatten() if self.affine == "both" else fixed
+        return F.batch_norm(x, mean, var, scale, shift, True, 1.0, self.eps)
 
     def _per_example(self, params: Params, x: Tensor, *, layer: str, tasks: int) -> Tensor:
         groups = self.groups if self.bn == "group" else 1

@@ -14,10 +14,10 @@ from torchemo.comparison import compare, read_result
 from torchemo.config import DataConfig, RunConfig
 from torchemo.errors import DataError
 from torchemo.report.words import METRICS, Metric
-from torchemo.runner import read_config
 from torchemo.runs import events as event_log
 from torchemo.runs.folder import RunFolder
 from torchemo.source import PROCEDURAL, REGRESSION
+from torchemo.trained import read_config
 
 
 @final
@@ -33,6 +33,7 @@ class Result:
         domains: Names that ``domain`` counts.
         domain: Domain of each task, -1 if unknown.
         per_task: Scores after 0, 1, ..., S inner steps.
+        on: Name of the data, where it is not the run's own.
     """
 
     split: str
@@ -42,6 +43,7 @@ class Result:
     domains: tuple[str, ...]
     domain: Int[np.ndarray, " task"]
     per_task: Float[np.ndarray, "task steps"]
+    on: str | None = None
 
     @property
     def by_domain(self) -> dict[str, Float[np.ndarray, "tasks steps"]]:
@@ -213,6 +215,7 @@ def _result(record: Mapping[str, Any]) -> Result:
     return Result(
         split=str(record["protocol"]["split"]),
         protocol=str(record["protocol"]["name"]),
+        on=None if record.get("on") is None else str(record["on"]),
         step=int(record["step"]),
         metric=str(record["metric"]),
         domains=names,

@@ -106,7 +106,8 @@ def _names(comparison: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pair(found: Mapping[str, Any], metric: Metric, *, base: str, other: str, order: int) -> Pair:
-    groups = {"all tasks": found["difference"]} | dict(found["per_domain"])
+    domains = found["per_domain"] if len(found["per_domain"]) > 1 else {}
+    groups = {"all tasks": found["difference"]} | dict(domains)
     sides = tuple(f"{name} better" for name in _names([found]))
     left, right = sides if metric.higher_is_better else sides[::-1]
     rows = [_row(name, row, metric) for name, row in groups.items()]

@@ -52,12 +52,13 @@ def smooth(curve: Curve, label: str = "", *, colour: int = 0) -> Line:
     starts = range(0, len(curve.values), length)
     steps = [np.array(curve.steps[i : i + length], dtype=float) for i in starts]
     values = [np.array(curve.values[i : i + length]) for i in starts]
+    low, high = ([float(np.quantile(part, q)) for part in values] for q in (0.1, 0.9))
     return Line(
         label,
         [float(part.mean()) for part in steps],
         [float(np.median(part)) for part in values],
-        [float(np.quantile(part, 0.1)) for part in values],
-        [float(np.quantile(part, 0.9)) for part in values],
+        low if length > 1 else None,
+        high if length > 1 else None,
         colour=colour,
     )
 
@@ -115,6 +116,7 @@ def forest(
     x: str,
     zero: bool = False,
     sides: tuple[str, str] | None = None,
+    length: int = 22,
 ) -> Markup:
     """Draw numbers with their intervals, one below the other.
 
@@ -125,6 +127,7 @@ def forest(
         x: What the axis measures.
         zero: Draw a line at zero.
         sides: What lying left and right of zero means.
+        length: Longest label.
     """
     places = list(range(len(rows)))[::-1]
 
@@ -137,7 +140,7 @@ def forest(
             high = row.value if row.high is None else row.high
             axes.plot([low, high], [place, place], color=colour, linewidth=3 if row.strong else 2)
             axes.plot([row.value], [place], "D" if row.strong else "o", color=colour, markersize=6)
-        axes.set_yticks(places, [short(row.label) for row in rows], color=INK)
+        axes.set_yticks(places, [short(row.label, length=length) for row in rows], color=INK)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
@@ -147,7 +150,8 @@ def forest(
             axes.set_title(f"← {short(sides[0], length=26)}", loc="left", color=MUTED, fontsize=9)
             axes.set_title(f"{short(sides[1], length=26)} →", loc="right", color=MUTED, fontsize=9)
 
-    return draw(drawing, name=name, alt=alt, size=(WIDTH, 1.1 + 0.36 * len(rows)))
+    width = WIDTH + 0.06 * max(length - 22, 0)
+    return draw(drawing, name=name, alt=alt, size=(width, 1.1 + 0.36 * len(rows)))
 
 
 def key_map(memory: MemoryView, *, name: str, alt: str) -> Markup:

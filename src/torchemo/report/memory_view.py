@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.emo import EMO
-from torchemo.memory import EpisodicMemory
+from torchemo.inspection import SlotView, principal_map, survey
 from torchemo.report.probe import Probe
 
 
@@ -84,49 +84,34 @@ class MemoryView(NamedTuple):
 
 def view_memory(emo: EMO, probe: Probe, domains: Sequence[str]) -> MemoryView:
     """Describe a memory that holds something."""
-    memory, filled = emo.memory, len(emo.memory)
-    rows = [_slot(memory, number, probe, domains) for number in range(filled)]
-    order = sorted(range(filled), key=lambda i: (-rows[i].recalls, -rows[i].weight, i))
-    slot_keys = memory.keys[:filled]
+    seen = survey(emo.memory)
+    rows = [_slot(one, probe, domains) for one in seen.slots]
+    order = sorted(range(seen.filled), key=lambda i: (-rows[i].recalls, -rows[i].weight, i))
     return MemoryView(
-        capacity=memory.capacity,
-        batches=int(memory.ledger.iteration),
-        writes=int(memory.ledger.generation.sum()),
+        capacity=seen.capacity,
+        batches=seen.batches,
+        writes=int(emo.memory.ledger.generation.sum()),
         slots=[rows[i] for i in order],
-        key_map=principal_plane(slot_keys[order], probe.keys),
+        key_map=_key_map(emo.memory.keys[: seen.filled][order], probe.keys),
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
     )
 
 
-def principal_plane(slots: Float[Tensor, "slot dim"], tasks: Float[Tensor, "task dim"]) -> KeyMap:
-    """Project keys on the two principal components of all of them, computed in float64.
-
-    The sign of an axis is free; it is chosen so that its largest loading is positive.
-    """
-    keys = torch.cat([slots, tasks]).detach().double()
-    centred = keys - keys.mean(0)
-    _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
-    plane = torch.zeros(2, keys.shape[1], dtype=torch.float64)
-    plane[: len(axes[:2])] = axes[:2]
-    largest = plane.gather(1, plane.abs().argmax(1, keepdim=True))
-    places = centred @ torch.where(largest < 0, -plane, plane).T
-    variance = torch.cat([singular.square(), torch.zeros(2, dtype=torch.float64)])
-    share = (variance[:2] / variance.sum().clamp_min(1e-300)).tolist()
-    return KeyMap(places[: len(slots)], places[len(slots) :], (share[0], share[1]))
+def _key_map(slots: Float[Tensor, "slot dim"], tasks: Float[Tensor, "task dim"]) -> KeyMap:
+    places, explained = principal_map(torch.cat([slots, tasks]).detach().double())
+    return KeyMap(places[: len(slots)], places[len(slots) :], explained)
 
 
-def _slot(memory: EpisodicMemory, number: int, probe: Probe, domains: Sequence[str]) -> Slot:
-    ledger = memory.ledger
-    note = memory.notes.get("domain")
-    recalled_by, share = _who_recalls(probe, number)
+def _slot(seen: SlotView, probe: Probe, domains: Sequence[str]) -> Slot:
+    recalled_by, share = _who_recalls(probe, seen.slot)
     return Slot(
-        number=number,
-        age=int(memory.ages[number]),
-        recalls=int(ledger.recalls[number]),
-        generation=int(ledger.generation[number]),
-        domain=None if note is None else _name(domains, int(note[number])),
-        weight=float(probe.weights[:, number].mean()),
+        number=seen.slot,
+        age=seen.age,
+        recalls=seen.recalls,
+        generation=seen.generation,
+        domain=None if seen.domain is None else _name(domains, seen.domain),
+        weight=float(probe.weights[:, seen.slot].mean()),
         recalled_by=_name(domains, recalled_by),
         share=share,
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from torchemo.report.words import number, p_value
+from torchemo.report.words import breakable, number, p_value
 
 
 def render(template: str, **context: Any) -> str:
@@ -19,4 +19,5 @@ def render(template: str, **context: Any) -> str:
     )
     environment.filters["number"] = number
     environment.filters["p_value"] = p_value
+    environment.filters["breakable"] = breakable
     return environment.get_template(template).render(**context)

@@ -14,9 +14,9 @@ from torchemo.report.page import render
 from torchemo.report.probe import Probe, probe
 from torchemo.report.samples import PictureSample, PointSample, sample_tasks
 from torchemo.report.words import data_of, flat, method_of, metric_of
-from torchemo.runner import load_best
 from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval
+from torchemo.trained import load_best
 
 MAX_SLOTS = 50
 """Rows of the table of slots."""
@@ -124,8 +124,9 @@ def _tiles(facts: RunFacts) -> list[Tile]:
         tiles.append(Tile("best validation", metric.write(abs(best.score)), remark))
     for result in facts.results:
         metric, last = metric_of(result.metric), mean_interval(result.per_task[:, -1])
-        usual = result.protocol == "standard"
-        label = result.split if usual else f"{result.split}, {result.protocol} protocol"
+        label = result.split if result.on is None else f"{result.split}, {result.on}"
+        if result.protocol != "standard":
+            label += f", {result.protocol} protocol"
         remark = f"{metric.unit}, {metric.interval(last.low, last.high)}, {last.n} tasks"
         tiles.append(Tile(label, metric.write(last.value), remark))
     steps = max((event["step"] for event in facts.events), default=0)

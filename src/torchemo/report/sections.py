@@ -79,9 +79,11 @@ def learning(facts: RunFacts) -> list[Figure]:
             y="training loss",
             log=wide_range([line]),
         )
-        caption = (
-            "Query loss of training tasks: medians of windows, and where 80 % of the steps lie."
-        )
+        caption = "Query loss of training tasks."
+        if line.low is not None:
+            caption = (
+                "Query loss of training tasks: medians of windows, and where 80 % of the steps lie."
+            )
         figures.append(Figure(svg, caption))
     validation = _validation(facts)
     return figures if validation is None else [*figures, validation]
@@ -117,25 +119,32 @@ def result(found: Result, *, order: int) -> ResultSection:
         order: Its place on the page.
     """
     metric, steps = metric_of(found.metric), found.per_task.shape[1] - 1
-    groups = {_ALL: found.per_task, **found.by_domain}
+    domains = found.by_domain
+    groups = {_ALL: found.per_task, **(domains if len(domains) > 1 else {})}
     rows = [_row(name, scores, metric) for name, scores in groups.items()]
     return ResultSection(
-        what=f"{found.split} tasks, {found.protocol} protocol",
+        what=f"{found.split} tasks{'' if found.on is None else f' of {found.on}'},"
+        f" {found.protocol} protocol",
         metric=metric,
         steps=steps,
         step=found.step,
         rows=rows,
-        figures=[
-            Figure(
-                _by_domain(groups, metric, name=f"result-{order}"),
-                f"{metric.mean.capitalize()} after {steps} inner steps, 95 % intervals over tasks.",
-            ),
-            Figure(
-                _by_step(groups, metric, name=f"per-step-{order}"),
-                f"{metric.mean.capitalize()} after every inner step; band: 95 % interval over all tasks.",
-            ),
-        ],
+        figures=_result_figures(groups, metric, steps=steps, order=order),
     )
+
+
+def _result_figures(
+    groups: Mapping[str, np.ndarray], metric: Metric, *, steps: int, order: int
+) -> list[Figure]:
+    by_domain = Figure(
+        _by_domain(groups, metric, name=f"result-{order}"),
+        f"{metric.mean.capitalize()} after {steps} inner steps, 95 % intervals over tasks.",
+    )
+    by_step = Figure(
+        _by_step(groups, metric, name=f"per-step-{order}"),
+        f"{metric.mean.capitalize()} after every inner step; band: 95 % interval over all tasks.",
+    )
+    return [by_domain, by_step] if len(groups) > 1 else [by_step]
 
 
 def _row(name: str, scores: np.ndarray, metric: Metric) -> Row:

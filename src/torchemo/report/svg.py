@@ -100,6 +100,17 @@ def draw(
     return _inline(text.getvalue(), alt)
 
 
+def standalone(figure: Markup) -> str:
+    """Turn a figure of a page into a file of its own: colours of the page become colours of ours."""
+    text = str(figure)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(variable, colour)
+    style = '<style>text { font-family: "DejaVu Sans", sans-serif }</style>'
+    head, body = text.split(">", 1)
+    spaces = 'xmlns="http://www.w3.org/2000/svg"'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head} {spaces}>{style}{body}\n'
+
+
 def short(name: str, *, length: int = 22) -> str:
     """Shorten a long name from a file, so that it leaves room for the figure."""
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, final
 
+from markupsafe import Markup, escape
+
 from torchemo.config import RunConfig
 from torchemo.errors import DataError
 
@@ -126,6 +128,11 @@ def number(value: float, *, sign: bool = False, decimals: int | None = None) -> 
 def p_value(value: float) -> str:
     """Write a p-value; very small ones as a bound."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def breakable(text: str) -> Markup:
+    """Escape a name and allow lines to be broken after its underscores."""
+    return escape(text).replace("_", Markup("_<wbr>"))
 
 
 def method_of(config: RunConfig) -> str:

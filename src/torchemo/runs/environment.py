@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
+
+from torchemo.fused import status
 
 PACKAGES = (
     "torchemo",
@@ -28,6 +31,7 @@ PACKAGES = (
     "wandb",
     "faiss-cpu",
 )
+_BITS = (("torch", "version"), ("torch", "capability"), ("cpu", "model"), ("convolutions",))
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -45,7 +49,7 @@ def versions() -> dict[str, str]:
 def environment() -> dict[str, Any]:
     """Describe interpreter, torch build, threads, processor and packages, ready for JSON.
 
-    Resuming is bitwise only where python, torch, cpu and threads are the same.
+    Resuming is bitwise where `differences` finds none.
     """
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -53,9 +57,27 @@ def environment() -> dict[str, Any]:
         "byteorder": sys.byteorder,
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": _usable_cores()},
         "torch": _torch_build(),
+        "convolutions": status().build or "torch",
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "commit": commit_of(Path(__file__).parent),
     }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say in what two environments differ that may change the last bits of a result.
+
+    Args:
+        then: What `environment` returned when a run was started, perhaps by an older version.
+        now: What it returns now.
+    """
+    found = []
+    for *path, what in _BITS:
+        old, new = then, now
+        for part in path:
+            old, new = (e.get(part, {}) if isinstance(e, Mapping) else {} for e in (old, new))
+        if isinstance(old, Mapping) and what in old and old[what] != new[what]:
+            found.append(f"{'.'.join((*path, what))} {old[what]} -> {new[what]}")
+    return found
 
 
 def commit_of(package: Path) -> str | None:

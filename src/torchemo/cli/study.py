@@ -1,0 +1,324 @@
+"""``torchemo study``: the paper's tables and figures, run and shown."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
+
+import tyro
+
+from torchemo.cli.output import print_json, print_table
+from torchemo.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torchemo.study.job import Ended
+    from torchemo.study.plan import Study
+
+OUT = Path("runs/studies")
+RECORDS = Path("studies")
+
+Name: TypeAlias = Annotated[str, tyro.conf.arg(metavar="NAME")]
+
+
+@final
+@dataclass(frozen=True)
+class ListStudies:
+    """List the studies with what the paper says and how long each takes on two cores."""
+
+    json: bool = False
+    """Print the list as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import ENTRIES
+        from torchemo.study.plan import minutes, plan
+        from torchemo.study.scales import scale_of
+
+        found: list[dict[str, Any]] = []
+        for entry in ENTRIES.values():
+            at = {name: plan(entry, scale_of(*name.split("/"))) for name in entry.scales}
+            found.append(
+                {
+                    "name": entry.name,
+                    "title": entry.title,
+                    "says": entry.says,
+                    "minutes": {name: round(minutes(study), 1) for name, study in at.items()},
+                    "cells": {name: len(study.available) for name, study in at.items()},
+                }
+            )
+        if self.json:
+            print_json(found)
+            return 0
+        columns = ["study", "what", "cells", "minutes, cpu regression", "cpu pictures"]
+        rows = [
+            [
+                one["name"],
+                one["title"],
+                str(max(one["cells"].values())),
+                *(_rounded(one["minutes"].get(f"cpu/{t}")) for t in ("regression", "pictures")),
+            ]
+            for one in found
+        ]
+        print_table("Studies: torchemo study run NAME --scale smoke | cpu | paper", columns, rows)
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class RunStudy:
+    """Run a study; what is there is not run again, Ctrl-C saves and the same command goes on."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """T1 .. T9, F1 .. F7; several share the runs they have in common."""
+    scale: Literal["smoke", "cpu", "paper"] = "cpu"
+    """smoke: seconds. cpu: hours on two cores. paper: the published sizes."""
+    tasks: Literal["pictures", "regression"] = "pictures"
+    """Kind of tasks."""
+    data: Path | None = None
+    """Folder of image sets; TORCHEMO_DATA by default."""
+    out: Path = OUT
+    """Folder of all studies."""
+    seeds: tuple[int, ...] = ()
+    """Training seeds; those of the scale by default."""
+    cells: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    """Only cells with such names, such as maml*; their controls go with them."""
+    no_controls: bool = False
+    """Leave out the controls."""
+    jobs: int = 2
+    """Runs at a time, each with one thread."""
+    json: bool = False
+    """Print the results as JSON."""
+    options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
+    """Options of every run, such as train.iterations=500."""
+
+    def run(self) -> int:
+        """Run the command."""
+        studies = [self._plan(name) for name in self.names]
+        if not studies:
+            raise ConfigError("study run needs a name.", hint="See: torchemo study list")
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs should be 1 or more, got {self.jobs}.")
+
+        from torchemo.runs.signals import GracefulStop
+        from torchemo.study.run import StudyRun, Watch
+
+        given = self.data or os.environ.get("TORCHEMO_DATA")
+        results, failures = [], 0
+        for study in studies:
+            with GracefulStop() as stop, _Progress(study.entry.name) as shown:
+                watch = Watch(
+                    on_plan=shown.plan,
+                    on_step=shown.step,
+                    on_end=shown.end,
+                    on_note=shown.note,
+                    should_stop=lambda stop=stop: stop.requested is not None,  # type: ignore[misc]
+                )
+                run = StudyRun(
+                    study,
+                    self.out,
+                    data=Path(given) if given else None,
+                    workers=self.jobs,
+                    watch=watch,
+                )
+                result = run.run()
+            if result is None:
+                print("saved; go on with the same command.", file=sys.stderr)
+                return stop.exit_code
+            failures += len(run.failures)
+            results.append(result)
+            self._show(result, run.folder, run.failures)
+        if self.json:
+            print_json(results)
+        return 1 if failures else 0
+
+    def _plan(self, name: str) -> "Study":
+        from torchemo.study.entries import entry_of
+        from torchemo.study.plan import plan
+        from torchemo.study.scales import scale_of
+
+        entry = entry_of(name)
+        where = f"{self.scale}/{self.tasks}"
+        if where not in entry.scales:
+            raise ConfigError(
+                f"{entry.name} cannot be run at scale '{self.scale}' with {self.tasks}.",
+                hint=f"It can at: {', '.join(entry.scales)}.",
+            )
+        return plan(
+            entry,
+            scale_of(self.scale, self.tasks),
+            controls=not self.no_controls,
+            chosen=self.cells,
+            seeds=self.seeds or None,
+            options=self.options,
+        )
+
+    def _show(self, result: dict[str, Any], folder: Path, failures: "list[Ended]") -> None:
+        if not self.json:
+            _show_tables(result)
+            print(f"{folder}/report.html")
+        for end in failures:
+            print(f"run {end.run} failed: {end.why}", file=sys.stderr)
+
+
+@final
+@dataclass(frozen=True)
+class ShowStudy:
+    """Show what a study found: its tables beside the paper's numbers."""
+
+    name: tyro.conf.Positional[Name]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] | None = None
+    """Only this scale."""
+    tasks: Literal["pictures", "regression"] | None = None
+    """Only these tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import read_results
+
+        entry = entry_of(self.name)
+        found = read_results(self.out, entry.name, scale=self.scale, tasks=self.tasks)
+        if not found:
+            raise DataError(
+                f"{self.out} has no result of {entry.name}.",
+                hint=f"Make one with: torchemo study run {entry.name} --scale smoke",
+            )
+        if self.json:
+            print_json(found)
+        else:
+            for result in found:
+                _show_tables(result)
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class RecordStudy:
+    """Keep what studies found with the project, as small files."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """T1 .. T9, F1 .. F7."""
+    scale: Literal["smoke", "cpu", "paper"] = "cpu"
+    """Which scale."""
+    tasks: Literal["pictures", "regression"] = "pictures"
+    """Which tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    to: Path = RECORDS
+    """Folder of records."""
+    json: bool = False
+    """Print the paths as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import record
+
+        kept = []
+        for name in self.names:
+            folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
+            kept += [str(path) for path in record(folder, self.to)]
+        if self.json:
+            print_json({"records": kept})
+        else:
+            print("\n".join(kept))
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class Reproducibility:
+    """Write REPRODUCIBILITY.md: every claim, table and figure beside what was recorded."""
+
+    records: Path = RECORDS
+    """Folder of records."""
+    out: Path = Path("REPRODUCIBILITY.md")
+    """The file."""
+    json: bool = False
+    """Print its path as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.reproducibility import reproducibility
+
+        self.out.write_text(reproducibility(self.records), encoding="utf-8")
+        if self.json:
+            print_json({"reproducibility": str(self.out)})
+        else:
+            print(self.out)
+        return 0
+
+
+class _Progress:
+    """Progress over all runs of a study: one live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.total = 0
+        self.before = 0
+        self.steps: dict[str, int] = {}
+        self.ended = 0
+
+    def __enter__(self) -> "_Progress":
+        from torchemo.cli.output import counted
+
+        self._counted = counted(self.name)
+        self._show = self._counted.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._counted.__exit__(None, None, None)
+
+    def plan(self, total: int, done: int) -> None:
+        """Begin a part of the study."""
+        self.total, self.before, self.steps = total, done, {}
+
+    def step(self, run: str, step: int) -> None:
+        """Note how far a run is."""
+        self.steps[run] = step
+        self._show(self.before + sum(self.steps.values()), self.total)
+
+    def end(self, ended: "Ended") -> None:
+        """Note that a run has ended."""
+        if ended.how in ("failed", "diverged"):
+            self.note(f"run {ended.run} {ended.how}: {ended.why}")
+
+    def note(self, text: str) -> None:
+        """Say something."""
+        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+
+
+def _show_tables(result: dict[str, Any]) -> None:
+    from torchemo.study.tables import about, tables
+
+    print(f"{result['entry']}: {result['title']}. {about(result)}")
+    for table in tables(result):
+        print_table(table.title, table.columns, table.rows)
+
+
+def _rounded(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+@final
+@dataclass(frozen=True)
+class StudyCommand:
+    """Every table and figure of the paper as a study: list them, run one, show what it found."""
+
+    action: (
+        Annotated[ListStudies, tyro.conf.subcommand("list")]
+        | Annotated[RunStudy, tyro.conf.subcommand("run")]
+        | Annotated[ShowStudy, tyro.conf.subcommand("show")]
+        | Annotated[RecordStudy, tyro.conf.subcommand("record")]
+        | Annotated[Reproducibility, tyro.conf.subcommand("reproducibility")]
+    )
+
+    def run(self) -> int:
+        """Run the command."""
+        return self.action.run()

@@ -1,0 +1,55 @@
+"""The sheet of ``torchemo adapt``: every query picture, what it was taken for, and how sure that is."""
+
+import base64
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from torchemo.adaptation import Answers, query_pictures, support_classes
+from torchemo.data.decode import PictureForm, decode
+from torchemo.data.listing import Picture
+from torchemo.report.page import render
+
+SIDE = 128
+"""Side of a picture on the sheet, in pixels; all of them are squeezed to it, as the network sees them."""
+
+MAX_SHOWN = 12
+"""Support pictures shown per class."""
+
+
+class SupportRow(NamedTuple):
+    """A class of the support folder: its name, some of its pictures, and how many more there are."""
+
+    name: str
+    pictures: list[str]
+    more: int
+
+
+def sheet(answers: Answers, support: Path, *, query: Path) -> str:
+    """Show answers as one self-contained HTML page; pictures are inline and every name is escaped."""
+    rows = [
+        SupportRow(
+            c.name,
+            [_thumbnail(picture) for picture in c.pictures[:MAX_SHOWN]],
+            max(0, len(c.pictures) - MAX_SHOWN),
+        )
+        for c in support_classes(support)
+    ]
+    return render(
+        "sheet.html.j2",
+        title=f"{len(answers.predictions)} pictures sorted into {len(answers.classes)} classes",
+        answers=answers,
+        chance=1 / len(answers.classes),
+        support=rows,
+        thumbnails={name: _thumbnail(p) for name, p in query_pictures(query).items()},
+        side=SIDE,
+    )
+
+
+def _thumbnail(picture: Picture) -> str:
+    pixels = decode(picture.read(), PictureForm(SIDE, SIDE), name=picture.name)
+    stream = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(stream, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -1,0 +1,84 @@
+"""Drawings that our figures and the paper's share: a matrix of sets, a sweep over sizes, lines over steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from torchemo.report.figures import Line, lines, wide_range
+from torchemo.report.svg import INK, SERIES, WIDTH, draw
+
+
+def matrix(
+    values: np.ndarray,
+    names: Sequence[str],
+    *,
+    name: str,
+    signed: bool = False,
+    higher_is_better: bool = True,
+) -> Markup:
+    """Draw trained-on (rows) by tested-on (columns); signed values are coloured by what is better."""
+    known = np.abs(values[np.isfinite(values)])
+    top = float(known.max()) if known.size and known.max() else 1.0
+
+    def drawing(axes: Axes) -> None:
+        axes.grid(visible=False)
+        for (i, j), value in np.ndenumerate(values):
+            if not np.isfinite(value):
+                continue
+            good = not signed or (value > 0) == higher_is_better
+            shade = 0.1 + 0.5 * min(abs(value) / top, 1.0)
+            colour = SERIES[0] if good else SERIES[1]
+            axes.fill_between([j - 0.48, j + 0.48], i - 0.46, i + 0.46, color=colour, alpha=shade)
+            text = f"{value:+.2f}" if signed else f"{value:.2f}"
+            axes.text(j, i, text, ha="center", va="center", color=INK, fontsize=9)
+        axes.set_xticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+
+    return draw(drawing, name=f"matrix-{name}", alt="Trained on by tested on.", size=(WIDTH, 2.6))
+
+
+def sweep(shown: Sequence[Line], *, name: str, x: str, y: str) -> Markup:
+    """Draw scores over sizes that grow by factors: they stand side by side, and the axis names them."""
+    sizes = sorted({size for line in shown for size in line.x})
+
+    def drawing(axes: Axes) -> None:
+        for line in shown:
+            places = [sizes.index(size) for size in line.x]
+            colour = SERIES[line.colour % len(SERIES)]
+            if line.low is not None and line.high is not None:
+                axes.fill_between(
+                    places, line.low, line.high, color=colour, alpha=0.16, linewidth=0
+                )
+            axes.plot(places, line.y, "o-", color=colour, label=line.label, markersize=4.5)
+        axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+
+    return draw(drawing, name=name, alt=f"{y} over {x}.", legend=len(shown) > 1)
+
+
+def over_steps(shown: Sequence[Line], *, name: str, y: str, x: str = "inner step") -> Markup:
+    """Draw something after every inner step."""
+    return lines(
+        shown, name=name, alt=f"{y} over {x}.", x=x, y=y, log=wide_range(shown), whole=True
+    )
+
+
+def by_tensor(shown: Sequence[tuple[str, dict[str, float]]], *, name: str, y: str) -> Markup:
+    """Draw one number per tensor of the network, for several methods."""
+    tensors = list(dict.fromkeys(tensor for _, values in shown for tensor in values))
+
+    def drawing(axes: Axes) -> None:
+        axes.axhline(0.0, color=INK, linewidth=1)
+        for number, (label, values) in enumerate(shown):
+            places = [tensors.index(tensor) for tensor in values]
+            colour = SERIES[number % len(SERIES)]
+            axes.plot(places, list(values.values()), "o-", color=colour, label=label, markersize=4)
+        axes.set_xticks(range(len(tensors)), tensors, rotation=60, ha="right", fontsize=8)
+        axes.set_ylabel(y)
+
+    return draw(drawing, name=name, alt=f"{y} by tensor.", size=(WIDTH, 3.4), legend=True)

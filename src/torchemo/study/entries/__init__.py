@@ -1,0 +1,30 @@
+"""The tables T1 to T9 and the figures F1 to F7 of the paper, each as a study."""
+
+import difflib
+from types import MappingProxyType
+
+from torchemo.errors import ConfigError
+from torchemo.study.entries.comparisons import COMPARISONS
+from torchemo.study.entries.figures import FIGURES
+from torchemo.study.entries.tables import TABLES
+from torchemo.study.entry import Entry
+
+ENTRIES: MappingProxyType[str, Entry] = MappingProxyType(
+    {entry.name: entry for entry in (*TABLES, *COMPARISONS, *FIGURES)}
+)
+
+
+def entry_of(name: str) -> Entry:
+    """Return an entry by its name, in any case.
+
+    Raises:
+        ConfigError: There is none; suggests the nearest.
+    """
+    found = ENTRIES.get(name.upper())
+    if found is None:
+        near = difflib.get_close_matches(name.upper(), ENTRIES, n=1, cutoff=0.4)
+        hint = f"Did you mean '{near[0]}'? " if near else ""
+        raise ConfigError(
+            f"there is no study '{name}'.", hint=f"{hint}There are: {', '.join(ENTRIES)}."
+        )
+    return found

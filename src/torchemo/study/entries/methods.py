@@ -1,0 +1,88 @@
+"""Cells that several entries share."""
+
+from torchemo.study.entry import Cell, Contrast
+
+LEARNERS = {"maml": "MAML", "anil": "ANIL", "meta-sgd": "Meta-SGD"}
+"""The base learners of the paper, by preset, and what the tables call them."""
+
+IN_TABLES = {"maml": "MAML", "anil": "ANIL", "meta-sgd": "MetaSGD"}
+
+READINGS = {"-emo-paper": "EMO (literal)", "-emo": "EMO (ours)"}
+"""The paper's reading with its printed choices, and the one we use ourselves."""
+
+
+def suffix(n_shot: int) -> str:
+    """Tell cells of several shots apart."""
+    return "" if n_shot == 1 else f" {n_shot}-shot"
+
+
+def base_cell(
+    learner: str, *, world: str = "mixed", tests: tuple[str, ...] = (), n_shot: int = 1
+) -> Cell:
+    """Return a base learner."""
+    return Cell(
+        f"{learner}{suffix(n_shot)}",
+        LEARNERS[learner] + suffix(n_shot),
+        learner,
+        "base",
+        world=world,
+        tests=tests,
+        n_shot=n_shot,
+    )
+
+
+def emo_cells(
+    learner: str, *, world: str = "mixed", tests: tuple[str, ...] = (), n_shot: int = 1
+) -> tuple[Cell, ...]:
+    """Return a base learner with memory in both readings."""
+    return tuple(
+        Cell(
+            f"{learner}{kind}{suffix(n_shot)}",
+            f"{LEARNERS[learner]} + {title}{suffix(n_shot)}",
+            f"{learner}{kind}",
+            "emo",
+            world=world,
+            tests=tests,
+            n_shot=n_shot,
+        )
+        for kind, title in READINGS.items()
+    )
+
+
+def rule_cells(*, world: str = "mixed", n_shot: int = 1) -> tuple[Cell, ...]:
+    """Return MAML with three inner rules and with memory in both readings (T2, F1, F2)."""
+    rules = {"momentum": "Momentum", "adam": "Adam"}
+    others = tuple(
+        Cell(
+            f"maml {rule}{suffix(n_shot)}",
+            f"MAML, {title}{suffix(n_shot)}",
+            "maml",
+            "base",
+            options=(f"learner.rule={rule}",),
+            world=world,
+            n_shot=n_shot,
+        )
+        for rule, title in rules.items()
+    )
+    where = {"world": world, "n_shot": n_shot}
+    return (base_cell("maml", **where), *others, *emo_cells("maml", **where))  # type: ignore[arg-type]
+
+
+def gain(
+    learner: str,
+    kind: str,
+    *,
+    n_shot: int = 1,
+    paper: float | None = None,
+    claims: tuple[str, ...] = (),
+) -> Contrast:
+    """Set a learner with memory against the same learner without."""
+    cell = f"{learner}{kind}{suffix(n_shot)}"
+    return Contrast(
+        f"{cell} vs {learner}",
+        cell,
+        f"{learner}{suffix(n_shot)}",
+        "better",
+        paper=paper,
+        claims=claims,
+    )

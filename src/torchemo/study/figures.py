@@ -1,0 +1,214 @@
+"""The figure of a result."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from torchemo.report.figures import Interval, Line, forest, lines, wide_range
+from torchemo.report.svg import short
+from torchemo.report.words import METRICS, Metric
+from torchemo.study.drawings import by_tensor, matrix, over_steps, sweep
+from torchemo.study.entries import ENTRIES
+from torchemo.study.paper_figures import paper_figures
+from torchemo.study.scales import FOUR
+from torchemo.study.verdict import interval_of
+
+MAX_LINES = 6
+"""More lines than these cannot be told apart."""
+
+MAX_ROWS = 24
+"""More intervals than these do not fit one figure: controls are then left to the table."""
+
+
+def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Return the figures of a result with their captions; none where there is nothing to draw."""
+    entry = ENTRIES[result["entry"]]
+    kind = entry.figure
+    if kind == "bars":
+        return [*_bars(result), *paper_figures(entry)]
+    metric = _metric(result)
+    if metric is None:
+        return []
+    makers = {
+        "forest": _forest,
+        "steps": _steps,
+        "sweep": _sweep,
+        "matrix": _matrix,
+        "curves": _curves,
+    }
+    found = [*makers[kind](result, metric), *paper_figures(entry)]
+    if kind == "matrix":
+        return found
+    if kind != "forest":
+        found += _forest(result, metric)
+    return [*found, *_layers(result)]
+
+
+def _metric(result: Mapping[str, Any]) -> Metric | None:
+    for cell in result["cells"]:
+        for test in cell["tests"].values():
+            return METRICS[test["metric"]]
+    return None
+
+
+def _forest(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    contrasts = [c for c in result["contrasts"] if not c["diverged"]]
+    roles = {cell["name"]: cell["role"] for cell in result["cells"]}
+    if len(contrasts) > MAX_ROWS:
+        contrasts = [c for c in contrasts if roles[c["against"]] != "control"][:MAX_ROWS]
+    rows = []
+    for c in contrasts:
+        found = interval_of(c)
+        low, high = (None if found[e] is None else metric.scale * found[e] for e in ("low", "high"))
+        value = metric.scale * found["value"]
+        rows.append(Interval(c["name"], value, low, high, strong=bool(c["claims"])))
+    if not rows:
+        return []
+    sides = ("second better", "first better")
+    figure = forest(
+        rows,
+        name="contrasts",
+        alt="Paired differences with 95 % intervals.",
+        x=metric.difference,
+        zero=True,
+        sides=sides if metric.higher_is_better else (sides[1], sides[0]),
+        length=40,
+    )
+    return [
+        (
+            "First minus second on the same tasks, 95 % intervals; claims of the paper in bold.",
+            figure,
+        )
+    ]
+
+
+def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    shown: list[Line] = []
+    for cell in _shown(result):
+        for test in list(cell["tests"].values())[:1]:
+            ys = [metric.scale * v for v in test["per_step"]]
+            steps = list(range(len(ys)))
+            shown.append(Line(cell["title"], steps, ys, marked=True, colour=len(shown)))
+    drawn = over_steps(shown, name="steps", y=metric.unit)
+    return [("Ours: mean over test tasks after every inner step.", drawn)]
+
+
+def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    """Draw scores over the size that cells are named after, ``T=100`` or ``k=20``."""
+    by_shot: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for cell in _shown(result):
+        shot = "5-shot" if cell["name"].endswith("5-shot") else "1-shot"
+        head = cell["name"].split(" ")[0]
+        size = int(head.split("=")[1]) if "=" in head else 0
+        for test in list(cell["tests"].values())[:1]:
+            by_shot.setdefault(shot, []).append((size, test["mean"]))
+    shown: list[Line] = []
+    for shot, points in sorted(by_shot.items()):
+        points.sort(key=lambda point: point[0])
+        y, low, high = (
+            [metric.scale * mean[key] for _, mean in points] for key in ("value", "low", "high")
+        )
+        sizes = [size for size, _ in points]
+        shown.append(Line(shot, sizes, y, low, high, colour=len(shown)))
+    x = "slots T" if result["entry"] == "F3" else "neighbours k"
+    drawn = sweep(shown, name="sweep", x=f"{x} (0: no memory)", y=metric.unit)
+    return [("Ours: mean over test tasks with its 95 % interval.", drawn)]
+
+
+def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    """Draw trained-on by tested-on: scores without memory, and what memory adds."""
+    names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in FOUR]
+    cells = {cell["name"]: cell for cell in result["cells"]}
+    base = np.full((4, 4), np.nan)
+    for place, (trained, tested) in _places():
+        test = cells.get(f"maml on {trained}", {"tests": {}})["tests"].get(tested)
+        if test is not None:
+            base[place] = metric.scale * test["mean"]["value"]
+    found = [
+        ("Ours: MAML, trained on (rows), tested on (columns).", matrix(base, names, name="base"))
+    ]
+    for kind in ("-emo-paper", "-emo"):
+        drawn = {(c["cell"], c["test"]): c for c in result["contrasts"] if not c["diverged"]}
+        gains = np.full((4, 4), np.nan)
+        for place, (trained, tested) in _places():
+            contrast = drawn.get((f"maml{kind} on {trained}", tested))
+            if contrast is not None:
+                gains[place] = metric.scale * interval_of(contrast)["value"]
+        if np.isfinite(gains).any():
+            better = metric.higher_is_better
+            name = kind.strip("-")
+            figure = matrix(gains, names, name=name, signed=True, higher_is_better=better)
+            found.append((f"Ours: maml{kind} minus MAML; blue is better.", figure))
+    return found
+
+
+def _places() -> list[tuple[tuple[int, int], tuple[str, str]]]:
+    return [((i, j), (a, b)) for i, a in enumerate(FOUR) for j, b in enumerate(FOUR)]
+
+
+def _layers(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Draw how much recalled and own values agree, tensor by tensor."""
+    shown = [
+        (short(cell["title"], length=30), cell["recall"]["cosine_by_tensor"])
+        for cell in result["cells"]
+        if cell["role"] == "emo" and cell["recall"] and cell["recall"]["cosine_by_tensor"]
+    ]
+    if not shown:
+        return []
+    drawn = by_tensor(shown[:MAX_LINES], name="layers", y="cos(recall, own)")
+    return [("Agreement of what is recalled with the task's own value, by tensor.", drawn)]
+
+
+def _curves(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    losses, scores = [], []
+    for number, cell in enumerate(_shown(result)):
+        if cell["curve"] is None:
+            continue
+        x, y = zip(*cell["curve"]["loss"], strict=True)
+        losses.append(Line(cell["title"], x, y, colour=number))
+        if cell["curve"]["validation"]:
+            x, y, _ = zip(*cell["curve"]["validation"], strict=True)
+            sign = metric.scale if metric.higher_is_better else -metric.scale
+            shown = [sign * v for v in y]
+            scores.append(Line(cell["title"], x, shown, marked=True, colour=number))
+    found = []
+    for name, shown, label in (
+        ("loss", losses, "training loss"),
+        ("validation", scores, f"validation {metric.name}"),
+    ):
+        if shown:
+            figure = lines(
+                shown,
+                name=name,
+                alt=f"{label} over outer steps.",
+                x="outer step",
+                y=label,
+                log=wide_range(shown),
+            )
+            found.append((f"The {label} of the first seed.", figure))
+    return found
+
+
+def _bars(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Draw the time before the first and at every inner step."""
+    cells = [cell for cell in result["cells"] if cell["cost"] is not None]
+    shown = [
+        Line(
+            cell["title"],
+            list(range(len(cell["cost"]["inner_ms"]))),
+            cell["cost"]["inner_ms"],
+            marked=True,
+            colour=number,
+        )
+        for number, cell in enumerate(cells)
+    ]
+    if not shown:
+        return []
+    figure = over_steps(shown, name="times", y="ms", x="inner step (0: before the first)")
+    return [("Ours: processor time of one task on one core.", figure)]
+
+
+def _shown(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [c for c in result["cells"] if c["role"] != "control" and (c["tests"] or c["curve"])]

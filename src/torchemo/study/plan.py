@@ -1,0 +1,168 @@
+"""From an entry and a scale to runs: who is trained with what, and how a run is named."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import TypeAlias, final
+
+from torchemo.config import RunConfig
+from torchemo.errors import ConfigError
+from torchemo.presets import names, preset
+from torchemo.study.controls import control_contrasts, controls_of
+from torchemo.study.entry import Cell, Contrast, Entry
+from torchemo.study.scales import Scale
+from torchemo.toml import dumps, from_dict, override, to_dict
+
+Sources: TypeAlias = Mapping[str, tuple[str, ...]]
+"""World -> what stands in ``data.source``."""
+
+
+@final
+@dataclass(frozen=True)
+class Study:
+    """An entry at a scale, ready to run.
+
+    Attributes:
+        entry: What the paper says and how we look at it.
+        scale: How large.
+        cells: All cells, controls included.
+        contrasts: All contrasts, those with controls included.
+        seeds: Training seeds.
+        options: Options of every run on top of everything else.
+        chosen: Patterns of the cells that were chosen; empty for all.
+    """
+
+    entry: Entry
+    scale: Scale
+    cells: tuple[Cell, ...]
+    contrasts: tuple[Contrast, ...]
+    seeds: tuple[int, ...]
+    options: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def available(self) -> tuple[Cell, ...]:
+        """Cells that can be run."""
+        return tuple(cell for cell in self.cells if cell.missing is None)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the cells with memory have their controls."""
+        remembering = any(cell.role == "emo" for cell in self.available)
+        return not remembering or any(cell.role == "control" for cell in self.cells)
+
+    def grid(self, cell: Cell) -> tuple[tuple[str, ...], ...]:
+        """Return the rates among which a cell chooses; controls take those of their cell."""
+        if self.entry.measure == "cost":
+            return ((),)
+        learned = cell.preset.startswith("meta-sgd")
+        return self.scale.meta_sgd_grid if learned else self.scale.grid
+
+    def config(
+        self, cell: Cell, sources: Sources, *, rates: tuple[str, ...] = (), seed: int = 0
+    ) -> RunConfig:
+        """Resolve a cell: preset < scale < cell < rates < options of the study."""
+        return _resolved(
+            cell, self.scale, sources, more=(*rates, *self.options, f"train.seed={seed}")
+        )
+
+
+def plan(
+    entry: Entry,
+    scale: Scale,
+    *,
+    controls: bool = True,
+    chosen: tuple[str, ...] = (),
+    seeds: tuple[int, ...] | None = None,
+    options: tuple[str, ...] = (),
+) -> Study:
+    """Lay out an entry at a scale.
+
+    Args:
+        entry: The entry.
+        scale: The scale.
+        controls: Add the controls of every cell with memory.
+        chosen: Patterns of cell names, such as ``maml*``; empty for all.
+        seeds: Training seeds; those of the scale by default.
+        options: Options of every run on top of everything else.
+    """
+    cells = _chosen([_checked(cell) for cell in entry.cells(scale)], chosen, entry)
+    extra: list[Cell] = []
+    if controls and entry.measure == "score":
+        for cell in cells:
+            if cell.role == "emo" and cell.missing is None:
+                extra += controls_of(cell, _resolved(cell, scale, {}, more=options))
+    known = {cell.name for cell in cells if cell.missing is None}
+    contrasts = [c for c in entry.contrasts(scale) if {c.cell, c.against} <= known]
+    return Study(
+        entry,
+        scale,
+        (*cells, *extra),
+        (*contrasts, *control_contrasts(extra)),
+        scale.seeds if seeds is None else seeds,
+        options,
+        chosen,
+    )
+
+
+def run_id(config: RunConfig) -> str:
+    """Name a run by everything that decides it; where its data lie on a disk does not."""
+    places = tuple(PurePath(source).name for source in config.data.source)
+    portable = replace(config, data=replace(config.data, source=places))
+    return hashlib.sha256(dumps(portable).encode()).hexdigest()[:16]
+
+
+def minutes(study: Study, *, workers: int = 2) -> float:
+    """Estimate how long a study takes when nothing of it has been run."""
+    if study.entry.measure == "cost":
+        return 1.0
+    runs = scored = 0
+    for cell in study.available:
+        runs += len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
+        scored += len(study.seeds) * (1 + len(cell.tests))
+    steps = (
+        runs * _resolved(study.available[0], study.scale, {}, more=study.options).train.iterations
+    )
+    # A test task costs about a fifth of a step of four: no backward pass through the inner loop.
+    steps += scored * study.scale.test_tasks // 5
+    return steps * study.scale.seconds / workers / 60
+
+
+def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[Cell]:
+    found = [c for c in cells if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
+    if not found:
+        raise ConfigError(
+            f"{entry.name} has no cell like {', '.join(patterns)}.",
+            hint=f"It has: {', '.join(cell.name for cell in cells)}.",
+        )
+    return found
+
+
+def _checked(cell: Cell) -> Cell:
+    if cell.missing is None and cell.preset not in names():
+        return replace(cell, missing=f"there is no preset '{cell.preset}' yet")
+    return cell
+
+
+def _resolved(
+    cell: Cell, scale: Scale, sources: Sources, *, more: tuple[str, ...] = ()
+) -> RunConfig:
+    start = preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression)
+    plain = to_dict(start)
+    remembers = start.emo.memory.capacity > 0
+    for option in (
+        *scale.options,
+        *(scale.memory_options if remembers else ()),
+        *cell.options,
+        *more,
+    ):
+        override(plain, option)
+    config = from_dict(plain, RunConfig, where=f"cell {cell.name}")
+    if config.emo.memory.capacity == 0:
+        # Without slots nothing else about a memory matters: the base learner, and its run, are shared.
+        config = replace(config, emo=RunConfig().emo)
+    source = sources.get(cell.world, config.data.source)
+    size = config.data.image_size if scale.regression else scale.image_size
+    return replace(config, data=replace(config.data, source=source, image_size=size))

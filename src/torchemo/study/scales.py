@@ -1,0 +1,226 @@
+"""Three scales: seconds for tests, hours on two cores, and the published sizes."""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, TypeAlias, final
+
+from torchemo.errors import ConfigError
+
+ScaleName: TypeAlias = Literal["smoke", "cpu", "paper"]
+Tasks: TypeAlias = Literal["pictures", "regression"]
+
+FOUR = ("first", "second", "third", "fourth")
+"""Worlds of one domain each, in the order of the mixed world."""
+
+
+@final
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs of a study are.
+
+    Attributes:
+        name: smoke, cpu or paper.
+        tasks: Pictures or regression.
+        options: Options of every run.
+        memory_options: Options of runs with memory, on top.
+        worlds: Names of the data sets of each world (`torchemo.study.datasets`).
+        image_size: Side of the pictures.
+        grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
+        meta_sgd_grid: The same for Meta-SGD, whose inner rates are learned from a range.
+        seeds: Training seeds.
+        test_tasks: Test tasks of every cell.
+        protocol: standard, or the paper's own (A14).
+        diagnosed: Tasks on which recalls are looked at.
+        capacities: Memory sizes of the sweep over T.
+        neighbours: Sizes of the sweep over k.
+        seconds: What an outer step takes on one core of a small machine, for estimates.
+    """
+
+    name: ScaleName
+    tasks: Tasks
+    options: tuple[str, ...]
+    memory_options: tuple[str, ...]
+    worlds: MappingProxyType[str, tuple[str, ...]]
+    image_size: int
+    grid: tuple[tuple[str, ...], ...]
+    meta_sgd_grid: tuple[tuple[str, ...], ...]
+    seeds: tuple[int, ...]
+    test_tasks: int
+    protocol: Literal["standard", "paper"]
+    diagnosed: int
+    capacities: tuple[int, ...]
+    neighbours: tuple[int, ...]
+    seconds: float
+
+    @property
+    def regression(self) -> bool:
+        """Whether the tasks are regression."""
+        return self.tasks == "regression"
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Worlds that are only tested on."""
+        return tuple(name for name in self.worlds if name.startswith("outside"))
+
+
+def _rates(*pairs: tuple[float, float]) -> tuple[tuple[str, ...], ...]:
+    return tuple((f"learner.inner_lr={inner}", f"outer.lr={outer}") for inner, outer in pairs)
+
+
+def _ranges(*triples: tuple[float, float, float]) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (f"learner.rate_init=[{low}, {high}]", f"outer.lr={outer}") for low, high, outer in triples
+    )
+
+
+def _worlds(*sets: str, **more: tuple[str, ...]) -> MappingProxyType[str, tuple[str, ...]]:
+    singles = {name: (one,) for name, one in zip(FOUR, sets, strict=True)}
+    return MappingProxyType({"mixed": sets, **singles, **more})
+
+
+_FAMILIES = tuple(f"regression:{name}" for name in ("sine", "line", "quadratic", "cubic"))
+_HSML = MappingProxyType(
+    {
+        "mixed": ("regression:hsml4",),
+        "narrow": ("regression:hsml4",),
+        **{name: (one,) for name, one in zip(FOUR, _FAMILIES, strict=True)},
+    }
+)
+_SMALL_KEYS = ("emo.key.dim=8", "emo.key.heads=2", "emo.key.ff=8", "emo.key.layers=1")
+
+_SMOKE = Scale(
+    name="smoke",
+    tasks="pictures",
+    options=(
+        *("train.iterations=4", "train.tasks=2", "train.validate_every=2"),
+        *("train.validation_tasks=2", "data.n_way=2", "data.n_query=2", "model.filters=2"),
+        "learner.steps=2",
+    ),
+    memory_options=(
+        *_SMALL_KEYS,
+        *("emo.key.recognition_older=4", "emo.memory.warmup=2"),
+        *("emo.memory.capacity=6", "emo.retrieval.k=3"),
+    ),
+    worlds=_worlds(
+        "synthetic-birds",
+        "synthetic-textures",
+        "synthetic-aircraft",
+        "synthetic-fungi",
+        narrow=("synthetic-birds",),
+    ),
+    image_size=16,
+    grid=_rates((0.05, 1e-3), (0.2, 1e-3)),
+    meta_sgd_grid=_ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3)),
+    seeds=(0, 1),
+    test_tasks=12,
+    protocol="standard",
+    diagnosed=8,
+    capacities=(0, 2, 4),
+    neighbours=(0, 2, 4),
+    seconds=0.05,
+)
+
+_CPU = replace(
+    _SMOKE,
+    name="cpu",
+    options=(
+        *("train.iterations=3000", "train.tasks=4", "train.validate_every=500"),
+        *("train.validation_tasks=200", "data.n_query=5", "model.filters=16"),
+    ),
+    memory_options=(),
+    worlds=_worlds(
+        "birds84",
+        "aircraft84_47classes",
+        "fungi84_27classes",
+        "flowers84",
+        narrow=("miniimagenet84",),
+        **{
+            "outside textures": ("textures84_10classes#test_only",),
+            "outside cifar100": ("cifar100_32#cifar_fs",),
+            "outside omniglot": ("omniglot28#vinyals_class_index",),
+        },
+    ),
+    image_size=32,
+    grid=_rates((0.05, 1e-3), (0.2, 1e-3), (0.001, 0.01)),
+    meta_sgd_grid=_ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3), (0.0005, 0.002, 0.01)),
+    seeds=(0, 1, 2),
+    test_tasks=1000,
+    diagnosed=100,
+    capacities=(0, 20, 50, 100, 200, 500),
+    neighbours=(0, 1, 5, 10, 20, 35),
+    seconds=0.1,
+)
+
+_PAPER = replace(
+    _CPU,
+    name="paper",
+    options=(
+        *("train.iterations=50000", "train.validate_every=1000", "train.validation_tasks=200"),
+        *("data.n_query=15", "model.filters=32"),
+    ),
+    worlds=_worlds(
+        "plainmulti/CUB_Bird",
+        "plainmulti/DTD_Texture",
+        "plainmulti/FGVC_Aircraft",
+        "plainmulti/FGVCx_Fungi",
+        narrow=("miniimagenet",),
+        tiered=("tieredimagenet",),
+    ),
+    image_size=84,
+    protocol="paper",
+    capacities=(0, 20, 50, 100, 200, 500, 1000, 10000),
+    neighbours=(0, 5, 10, 15, 20, 25, 30, 35),
+    seconds=2.0,
+)
+
+_POINT_RATES = _rates((0.003, 1e-3), (0.001, 1e-3), (0.01, 1e-3), (0.03, 1e-3))
+_POINT_RANGES = _ranges(
+    (0.001, 0.005, 1e-3), (0.0003, 0.0015, 1e-3), (0.003, 0.015, 1e-3), (0.01, 0.05, 1e-3)
+)
+
+SCALES: MappingProxyType[str, Scale] = MappingProxyType(
+    {
+        "smoke/pictures": _SMOKE,
+        "smoke/regression": replace(
+            _SMOKE,
+            tasks="regression",
+            options=(
+                *("train.iterations=4", "train.tasks=2", "train.validate_every=2"),
+                *("train.validation_tasks=2", "data.n_query=4", "model.hidden=[4]"),
+                "learner.steps=2",
+            ),
+            worlds=_HSML,
+            grid=_POINT_RATES[:2],
+            meta_sgd_grid=_POINT_RANGES[:2],
+            seconds=0.02,
+        ),
+        "cpu/pictures": _CPU,
+        "cpu/regression": replace(
+            _CPU,
+            tasks="regression",
+            options=(
+                *("train.iterations=6000", "train.tasks=16", "train.validate_every=1000"),
+                "train.validation_tasks=400",
+            ),
+            worlds=_HSML,
+            grid=_POINT_RATES,
+            meta_sgd_grid=_POINT_RANGES,
+            seconds=0.02,
+        ),
+        "paper/pictures": _PAPER,
+    }
+)
+
+
+def scale_of(name: str, tasks: str) -> Scale:
+    """Return a scale.
+
+    Raises:
+        ConfigError: There is no such scale for such tasks.
+    """
+    found = SCALES.get(f"{name}/{tasks}")
+    if found is None:
+        raise ConfigError(
+            f"there is no scale '{name}' for {tasks}.", hint=f"There are: {', '.join(SCALES)}."
+        )
+    return found

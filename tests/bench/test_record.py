@@ -1,0 +1,106 @@
+"""Records: every case can be measured, in a process of its own, and turned into a table."""
+
+import json
+
+import pytest
+import torch
+
+from torchemo.bench import record as records
+from torchemo.bench.growth import resident_mb
+from torchemo.bench.limit import counted
+from torchemo.bench.plan import PLANS
+from torchemo.bench.process import MEASUREMENTS, in_fresh_process, measure_here
+from torchemo.bench.tables import percent, ratio, seconds, tables
+from torchemo.errors import ResourceError
+
+TINY = {"size": 16, "filters": 2, "tasks": 1, "steps": 1, "n_query": 1, "n_way": 2}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("what", PLANS)
+def test_every_case_of_a_plan_can_be_asked_for(what, quick):
+    cases = PLANS[what](quick=quick)
+    assert cases
+    for case in cases.values():
+        assert case.measurement in MEASUREMENTS
+        assert json.loads(json.dumps(case.request)).keys() == case.request.keys()
+
+
+REQUESTS = {
+    "step": {"work": TINY, "workers": 1, "repeats": 1, "only": ["torchemo, fused", "plain loop"]},
+    "sizes": {"work": TINY, "quantity": "tasks", "values": [1, 2], "repeats": 1},
+    "learners": {"work": TINY, "repeats": 1},
+    "shares": {"work": TINY, "repeats": 1},
+    "verbs": {"work": TINY, "repeats": 1, "k": [1], "parameters": [10]},
+    "search": {"recall": [("exact", "clusters", [3, 30])], "remember": [3, 30], "repeats": 1},
+    "mapped": {"slots": 200, "numbers": 10},
+    "data": {"cases": [("regression:hsml4", 16, 4)], "batches": 1, "repeats": 1},
+    "sampling": {"work": TINY, "repeats": 1},
+    "packing": {"size": 16, "packed": 8, "pictures": 80, "repeats": 1},
+    "mapped_pictures": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
+    "limit": {"works": [TINY], "workers": [1], "repeats": 1},
+    "growth": {"work": TINY, "steps": 10, "workers": 1},
+    "training": {"preset": "maml", "size": 16, "workers": 1, "steps": 1, "repeats": 1},
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_measurement_becomes_a_table(name):
+    found = measure_here(name, json.loads(json.dumps(REQUESTS[name])), keep=False)
+    assert found["allocator"] == "default"
+    case = {"measurement": name, "request": REQUESTS[name], **found}
+    (table,) = tables({"cases": {"the case": json.loads(json.dumps(case))}})
+    assert table.rows
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_a_memory_map_may_be_larger_than_what_stays_resident():
+    request = {"size": 84, "megabytes": 256, "cache_mb": 64, "batches": 60}
+    found = in_fresh_process("mapped_pictures", request, keep=True)
+    assert found["times_let_go"] > 0
+    assert found["seen"][-1]["batch"] == 60
+    # 60 batches of 4 tasks show 400 MB of pixels, as float32 four times as much.
+    assert max(one["anonymous_mb"] for one in found["seen"]) < 600
+    assert abs(found["growth"]) < 0.1
+
+
+def test_a_fresh_process_has_its_own_peak_memory():
+    request = {"work": TINY, "workers": 1, "repeats": 1, "variant": "torchemo, fused"}
+    ballast = torch.ones(2**27)  # half a gigabyte here is not there
+    found = in_fresh_process("peak", request, keep=False)
+    assert found["allocator"] == "default"
+    assert 0 < found["before_mb"] <= found["peak_mb"] < resident_mb()
+    assert ballast.numel() == 2**27
+
+
+def test_a_measurement_that_fails_says_why():
+    with pytest.raises(ResourceError, match="unexpected keyword argument 'colour'"):
+        in_fresh_process("peak", {"work": {"colour": 1}, "workers": 1, "variant": "x"})
+
+
+def test_products_are_counted():
+    a = torch.rand(3, 5)
+    assert counted(lambda: a @ a.T) == pytest.approx(2 * 3 * 3 * 5 / 1e9)
+
+
+def test_a_record_says_what_where_and_who_was_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        records, "in_fresh_process", lambda name, request, keep: {"kept": keep, "pi": 3.14159265}
+    )
+    seen = []
+    found = records.measure_all("data", quick=True, on_case=seen.append)
+    assert seen == list(PLANS["data"](quick=True)) == list(found["cases"])
+    assert found["quick"] is True
+    assert found["environment"]["torch"]["version"] == torch.__version__
+    records.write(found, tmp_path / "new" / "data.json")
+    read = json.loads((tmp_path / "new" / "data.json").read_text())
+    assert read["cases"]["episodes"]["pi"] == 3.142
+    assert read["cases"]["episodes"]["kept"] is True
+
+
+def test_spreads_are_written_in_the_unit_that_suits_them():
+    spread = {"median": 0.5, "min": 0.25, "max": 1.0}
+    assert seconds(spread) == "500 ms (250 to 1,000)"
+    assert seconds({k: v / 1e4 for k, v in spread.items()}) == "50.0 µs (25.0 to 100)"
+    assert ratio(spread) == "0.50 (0.25 to 1.00)"
+    assert percent(spread) == "50.0 % (25.0 to 100.0)"

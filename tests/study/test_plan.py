@@ -1,0 +1,115 @@
+"""Plans: every entry resolves at every scale, runs are named by what decides them, controls are complete."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.study.conftest import TINY, tiny_study
+from torchemo.config import RunConfig
+from torchemo.errors import ConfigError
+from torchemo.presets import preset
+from torchemo.study.controls import CONTROLS, control_options
+from torchemo.study.entries import ENTRIES, entry_of
+from torchemo.study.plan import minutes, plan, run_id
+from torchemo.study.scales import SCALES, scale_of
+
+PLACES = [(name, where) for name, entry in ENTRIES.items() for where in entry.scales]
+
+
+def test_there_is_an_entry_for_every_table_and_figure():
+    assert list(ENTRIES) == [f"T{i}" for i in range(1, 10)] + [f"F{i}" for i in range(1, 8)]
+
+
+@pytest.mark.parametrize(("name", "where"), PLACES)
+def test_every_cell_resolves_and_every_contrast_speaks_of_cells_that_exist(name, where):
+    study = plan(ENTRIES[name], SCALES[where])
+    names = [cell.name for cell in study.cells]
+    assert len(set(names)) == len(names)
+    everything = {cell.name for cell in ENTRIES[name].cells(SCALES[where])}
+    for contrast in ENTRIES[name].contrasts(SCALES[where]):
+        assert {contrast.cell, contrast.against} <= everything
+    for cell in study.available:
+        assert set(cell.tests) | {cell.world} <= set(SCALES[where].worlds)
+        for rates in study.grid(cell):
+            assert isinstance(study.config(cell, {}, rates=rates, seed=3), RunConfig)
+    if where.startswith("cpu"):
+        assert 0 < minutes(study) < 24 * 60
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_cell_with_memory_is_set_against_all_of_its_controls(name):
+    if ENTRIES[name].measure == "cost":
+        pytest.skip("nothing is trained")
+    study = plan(ENTRIES[name], SCALES[ENTRIES[name].scales[0]])
+    drawn = {(c.cell, c.against) for c in study.contrasts}
+    for cell in study.available:
+        if cell.role != "emo":
+            continue
+        wanted = {"no-memory", "random-retrieval", "random-gradients"}
+        if study.config(cell, {}).emo.memory.write == "consolidate":
+            wanted.add("one-slot")
+        assert {(cell.name, f"{cell.name}/{control}") for control in wanted} <= drawn
+
+
+def test_a_control_changes_one_thing_and_takes_the_rates_of_its_cell():
+    study = tiny_study(controls=True)
+    control = next(c for c in study.cells if c.name == "maml-emo-paper/random-gradients")
+    own = study.config(study.cells[1], {}, rates=TINY.grid[1])
+    broken = study.config(control, {}, rates=TINY.grid[1])
+    mended = replace(broken.emo, value=replace(broken.emo.value, control="none"))
+    assert broken != own
+    assert replace(broken, emo=mended) == own
+    assert control.of == "maml-emo-paper"
+
+
+def test_controls_know_what_a_consolidated_memory_needs():
+    literal, ours = preset("maml-emo-paper"), preset("maml-emo")
+    assert control_options("one-slot", literal) is None
+    assert control_options("one-slot", ours) == ("emo.memory.capacity=1",)
+    assert "emo.retrieval.k=1" in (control_options("random-retrieval", ours) or ())
+    assert control_options("random-retrieval", literal) == ("emo.retrieval.index=random",)
+    assert all(control_options(name, ours) for name in CONTROLS)
+
+
+def test_a_run_is_named_by_what_decides_it_and_not_by_where_its_data_lie():
+    study = tiny_study()
+    here = study.config(study.cells[0], {"mixed": ("/here/birds-32px",)})
+    there = study.config(study.cells[0], {"mixed": ("/there/birds-32px",)})
+    other = study.config(study.cells[0], {"mixed": ("/here/fungi-32px",)})
+    assert run_id(here) == run_id(there)
+    names = {run_id(here), run_id(other)}
+    names |= {run_id(study.config(study.cells[0], {}, seed=seed)) for seed in (0, 1)}
+    names.add(run_id(study.config(study.cells[0], {}, rates=TINY.grid[1])))
+    assert len(names) == 5
+
+
+def test_without_slots_nothing_else_about_a_memory_matters_and_the_run_is_shared():
+    study = tiny_study(controls=True)
+    base, control = study.cells[0], study.cells[2]
+    assert control.name == "maml-emo-paper/no-memory"
+    shared = ("outer.clip=1.0", "learner.inner_lr=0.01", "outer.lr=0.001")
+    first, second = (study.config(cell, {}, rates=shared) for cell in (base, control))
+    assert run_id(first) == run_id(second)
+
+
+def test_options_of_the_study_come_last_and_cells_can_be_chosen():
+    study = tiny_study(options=("train.iterations=7",), chosen=("maml-*",))
+    assert [cell.name for cell in study.cells] == ["maml-emo-paper"]
+    assert study.config(study.cells[0], {}).train.iterations == 7
+    assert not study.contrasts
+    with pytest.raises(ConfigError, match="no cell like anil"):
+        tiny_study(chosen=("anil",))
+
+
+def test_a_preset_that_does_not_exist_makes_a_cell_unavailable_and_not_an_error():
+    study = tiny_study(cells=(replace(tiny_study().cells[0], preset="nobody"),), contrasts=())
+    assert study.available == ()
+    assert study.cells[0].missing == "there is no preset 'nobody' yet"
+
+
+def test_wrong_names_are_refused_with_a_suggestion():
+    assert entry_of("t1").name == "T1"
+    with pytest.raises(ConfigError, match="Did you mean 'T1'"):
+        entry_of("T11")
+    with pytest.raises(ConfigError, match="no scale 'paper' for regression"):
+        scale_of("paper", "regression")

@@ -1,0 +1,71 @@
+"""Studies in processes: a worker that is killed, a study that is asked to stop."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cli.conftest import COMMAND
+from tests.study.conftest import CELLS, tiny_study
+from torchemo.study.pool import Crew
+from torchemo.study.run import StudyRun
+
+pytestmark = pytest.mark.faults
+
+
+def jobs_of(tmp_path, iterations):
+    study = tiny_study(cells=CELLS[:1], contrasts=(), options=(f"train.iterations={iterations}",))
+    run = StudyRun(study, tmp_path, workers=1)
+    run._open_data()
+    return run._grid_jobs(CELLS[0])
+
+
+def test_a_worker_that_is_killed_fails_its_job_alone(tmp_path):
+    victim, other = jobs_of(tmp_path / "a", 100_000)[0], jobs_of(tmp_path / "b", 3)[1]
+    killed = []
+    with Crew(2) as crew:
+
+        def kill(run, step):
+            if run == victim.run and not killed:
+                worker = next(w for w in crew._staff if w.process.is_alive())
+                killed.append(worker.process.pid)
+                os.kill(worker.process.pid, signal.SIGKILL)
+
+        ended = {end.run: end for end in crew.do([victim, other], on_step=kill)}
+    assert ended[victim.run].how == "failed"
+    assert ended[victim.run].why == "its process died"
+    assert ended[other.run].how == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
+    words = (
+        *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
+        *(
+            "--out",
+            str(tmp_path),
+            "--json",
+            "--options",
+            "train.iterations=120",
+            "train.validate_every=40",
+        ),
+    )
+    begun = subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/checkpoints/step-*")):
+        assert time.monotonic() < deadline, begun.communicate()
+        assert begun.poll() is None, begun.communicate()
+        time.sleep(0.05)
+    begun.send_signal(number)
+    _, said = begun.communicate(timeout=120)
+    assert begun.returncode == 128 + number, said
+    assert "go on with the same command" in said
+    assert not list(tmp_path.glob("F4-*"))
+    again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert len(json.loads(again.stdout)[0]["cells"]) == 4
