@@ -179,7 +179,7 @@ def test_every_option_of_emo_is_in_the_ledger_exactly_once():
 def test_options_named_in_the_text_are_real_and_those_not_offered_are_not():
     missing = re.search(r"^## What is deliberately not offered\n(.*?)^## ", TEXT, re.M | re.S)[1]
     not_offered = set(re.findall(r"^- `([^`]+)`:", missing, flags=re.MULTILINE))
-    assert not_offered == {"key.aux", "value.summary", "key.source"}
+    assert not_offered == {"key.aux", "value.summary"}
     groups = "|".join([*get_type_hints(EMOConfig), *ROOTS])
     for option in code(TEXT):
         if re.fullmatch(rf"(?:{groups})\.\w+", option):

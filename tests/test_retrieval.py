@@ -342,3 +342,26 @@ def test_options_that_cannot_work_are_refused(options):
     # Where shapes and types are checked at run time, that check may speak first.
     with pytest.raises((ConfigError, TypeCheckError)):
         Retrieval(**options)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "softmax"])
+def test_groups_recall_their_own_slots_first_and_foreign_ones_count_nothing(weights):
+    keys = random_keys(6, 3, dtype=torch.float64)
+    group = torch.tensor([0, 1, 0, 1, 1, 1])
+    memory = EpisodicMemory(6, 3, key_dtype=torch.float64, value_dtype=torch.float64)
+    memory.write(keys, {"slot": 1 + torch.arange(6).double()}, notes={"group": group})
+    retrieval = Retrieval(3, weights=weights, temperature=1.0).double()
+    tasks, own = random_keys(3, 3, seed=2), torch.tensor([0, 1, 7])
+    recall = retrieval(memory, tasks, group=own)
+    for b in range(3):
+        members = [s for s in range(6) if group[s] == own[b]]
+        near = sorted(members, key=lambda s: (squared_distance(tasks[b], keys[s]), s))[:3]
+        count = len(near)
+        assert recall.slots[b, :count].tolist() == near
+        assert recall.values["slot"][b].tolist() == [s + 1 for s in near] + [0] * (3 - count)
+        shares = [1 / 3] * count
+        if weights == "softmax" and near:
+            shares = softmax_weights([squared_distance(tasks[b], keys[s]) for s in near], 1.0)
+        assert recall.weights[b].tolist() == pytest.approx([*shares, *[0.0] * (3 - count)])
+    # Without groups the memory is one.
+    assert (retrieval(memory, tasks).weights > 0).all()

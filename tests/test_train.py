@@ -108,6 +108,18 @@ def test_a_diverged_step_names_the_task_and_changes_nothing():
     assert made.iteration == 0
 
 
+def test_a_gradient_that_is_not_finite_is_refused_though_losses_are(monkeypatch):
+    made = trainer()
+    real = outer_step(made.learner, made.params, make_episode())
+    worse = {**real.gradients, "head.bias": torch.full_like(real.gradients["head.bias"], torch.nan)}
+    monkeypatch.setattr("torchemo.train.outer_step", lambda *a, **k: real._replace(gradients=worse))
+    before = copy.deepcopy(made.params)
+    with pytest.raises(Diverged, match="the learner"):
+        made.step(make_episode())
+    assert all(torch.equal(p, before[n]) for n, p in made.params.items())
+    assert made.iteration == 0
+
+
 def test_running_statistics_are_averaged_and_used_in_evaluation():
     shape = TaskShape("classification", (1, 8, 8), 2)
     model = Conv4(2, in_channels=1, image_size=16, filters=2, bn="per_step_running", bn_steps=3)

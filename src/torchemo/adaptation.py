@@ -17,12 +17,10 @@ from torchemo.data.folder import list_folder, picture_file
 from torchemo.data.listing import ListedClass, Picture, arrange
 from torchemo.errors import ConfigError, DataError
 from torchemo.learners import Learner, ProtoMAML
-from torchemo.learners.learner import network_names
 from torchemo.rng import generator_for
 from torchemo.scoring import method_name
-from torchemo.step import predict
+from torchemo.step import look_up, predict
 from torchemo.trained import Trained
-from torchemo.tree import detach, select
 from torchemo.types import Batch, Episode
 
 QUERIES_AT_ONCE = 200
@@ -249,12 +247,10 @@ def _answer(
 
 
 def _recalled(trained: Trained, support: Batch) -> tuple[RecalledSlot, ...]:
-    emo, params = trained.trainer.emo, trained.trainer.params
+    emo, trainer = trained.trainer.emo, trained.trainer
     if emo is None:
         return ()
-    theta = detach(select(params, network_names(params)))
-    with torch.no_grad():
-        recall = emo.recall(emo.encode(support, theta), support=support, params=theta)
+    recall = look_up(trainer.learner, trainer.params, Episode(support, support), emo=emo)
     known = (recall.notes or {}).get("domain")
     return tuple(
         RecalledSlot(

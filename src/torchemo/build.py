@@ -1,6 +1,8 @@
 """From options to parts: the one place where names in a config become learners and memories."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, final
 
@@ -26,18 +28,25 @@ from torchemo.errors import ConfigError
 from torchemo.inner import RULES
 from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.learners import (
+    ARML,
+    BMG,
+    HSML,
     MAML,
+    MUSML,
+    TSAMAML,
     InnerLoop,
     Learner,
     MAMLPlusPlus,
     MetaSGD,
     ProtoMAML,
     Reptile,
+    TaskGated,
     anil,
     boil,
     fomaml,
 )
 from torchemo.learners.meta_sgd import RATE
+from torchemo.learners.parts import Embedding, ImageEmbedding, PointEmbedding
 from torchemo.losses import cross_entropy, mean_squared_error
 from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
@@ -69,6 +78,11 @@ class TaskShape:
         """Number of support examples of a task, N K."""
         return self.n_shot * (self.n_out if self.kind == "classification" else 1)
 
+    @property
+    def n_way(self) -> int | None:
+        """Number of classes; None for regression."""
+        return self.n_out if self.kind == "classification" else None
+
 
 def build_learner(config: LearnerConfig, model: Model, tasks: TaskShape) -> Learner:
     """Make the learner that ``config`` names."""
@@ -82,34 +96,110 @@ def build_learner(config: LearnerConfig, model: Model, tasks: TaskShape) -> Lear
         adapt_bn=config.adapt_bn,
         loss_scale=float(tasks.n_out) if config.inner_loss_scale == "n_way" else 1.0,
     )
-    if config.name == "proto-maml" and not classification:
+    if config.name == "bmg":
+        base = build_learner(replace(config, name=config.base), model, tasks)
+        return BMG(base, config.target_steps, config.target_rate, config.match)
+    return _MAKERS[config.name](config, loop, tasks)
+
+
+def _meta_sgd(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    return MetaSGD(
+        loop, shape=config.rate_shape, rate_init=config.rate_init, rate_memory=config.rate_memory
+    )
+
+
+def _proto_maml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    if tasks.kind != "classification":
         raise ConfigError("Proto-MAML needs classes; these tasks are regression.")
-    made: dict[str, Learner] = {
-        "maml": MAML(loop),
-        "fomaml": fomaml(loop),
-        "anil": anil(loop),
-        "boil": boil(loop),
-        "meta-sgd": MetaSGD(
-            loop,
-            shape=config.rate_shape,
-            rate_init=config.rate_init,
-            rate_memory=config.rate_memory,
-        ),
-        "reptile": Reptile(loop, minibatch=config.minibatch),
-        "proto-maml": ProtoMAML(loop, n_way=tasks.n_out if classification else None),
-        "maml++": MAMLPlusPlus(
-            loop,
-            multi_step_loss=config.multi_step_loss,
-            learned_rates=config.learned_rates,
-            first_order_epochs=config.first_order_epochs,
-        ),
-    }
-    return made[config.name]
+    return ProtoMAML(loop, n_way=tasks.n_out)
+
+
+def _maml_plus_plus(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    return MAMLPlusPlus(
+        loop,
+        multi_step_loss=config.multi_step_loss,
+        learned_rates=config.learned_rates,
+        first_order_epochs=config.first_order_epochs,
+    )
+
+
+def _arml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    reader = ARML(
+        _embedding(tasks, config.task_dim),
+        tasks.n_way,
+        vertices=config.vertices,
+        width=config.task_width,
+        draw=config.task_init,
+    )
+    return TaskGated(loop, reader, config.aux_weight)
+
+
+def _hsml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    half = len(tasks.x) == 3  # as published: 64 for pictures beside a code of 128, 40 for points
+    reader = HSML(
+        _embedding(tasks, config.task_dim // 2 if half else config.task_dim),
+        tasks.n_way,
+        code=config.task_dim,
+        tree=config.tree,
+        width=config.task_width,
+        gate=config.tree_gate,
+        autoencoder=config.autoencoder,
+    )
+    return TaskGated(loop, reader, config.aux_weight)
+
+
+def _tsa_maml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    return TSAMAML(
+        loop,
+        groups=config.groups,
+        first_stage=config.first_stage,
+        cluster_tasks=config.cluster_tasks,
+        cluster_on=config.cluster_on,
+    )
+
+
+def _musml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
+    return MUSML(
+        loop,
+        subspaces=config.subspaces,
+        dim=config.subspace_dim,
+        temperature=config.temperature,
+        anneal=config.anneal,
+    )
+
+
+_MAKERS: dict[str, Callable[[LearnerConfig, InnerLoop, TaskShape], Learner]] = {
+    "maml": lambda config, loop, tasks: MAML(loop),
+    "fomaml": lambda config, loop, tasks: fomaml(loop),
+    "anil": lambda config, loop, tasks: anil(loop),
+    "boil": lambda config, loop, tasks: boil(loop),
+    "meta-sgd": _meta_sgd,
+    "reptile": lambda config, loop, tasks: Reptile(loop, minibatch=config.minibatch),
+    "proto-maml": _proto_maml,
+    "maml++": _maml_plus_plus,
+    "arml": _arml,
+    "hsml": _hsml,
+    "tsa-maml": _tsa_maml,
+    "musml": _musml,
+}
+
+
+def _embedding(tasks: TaskShape, dim: int) -> Embedding:
+    """Make what embeds a support example for a reader of tasks."""
+    if len(tasks.x) == 3:
+        return ImageEmbedding(*tasks.x, dim=dim)
+    targets = None if tasks.kind == "classification" else tasks.n_out
+    return PointEmbedding(math.prod(tasks.x), targets, dim=dim)
 
 
 def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Size]:
     """Return the names and shapes of the tensors that ``learner`` remembers under ``config``."""
+    learner = learner.base if isinstance(learner, BMG) else learner
     network = learner.loop.model.init(Generator())
+    if isinstance(learner, MUSML):
+        if config.value.content == "query":
+            raise ConfigError("MUSML has no query gradient in its coordinates.")
+        return learner.shapes
     if config.value.content == "meta":
         own = learner.init(Generator())
         buffers = learner.loop.model.buffers
@@ -138,12 +228,14 @@ def build_emo(
     dtype: torch.dtype = torch.float32,
 ) -> EMO:
     """Make the memory optimizer that ``config`` describes, for ``learner`` on such tasks."""
-    encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
+    encoder = None
+    if config.key.source == "emo":
+        encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
     # Rows of a head tensor's rate gradient are classes too.
     heads = (*learner.loop.model.head, *(RATE + name for name in learner.loop.model.head))
     memory = EpisodicMemory(
         config.memory.capacity,
-        encoder.dim,
+        _own_key_dim(learner) if encoder is None else encoder.dim,
         controller=_controller(config, seed),
         value_dtype=getattr(torch, config.memory.value_dtype),
         key_dtype=dtype,
@@ -160,6 +252,17 @@ def build_emo(
     policy = _policy(config, tasks, seed)
     emo = EMO(memory, _retrieval(config), aggregator, encoder=encoder, policy=policy, head=heads)
     return emo.to(dtype)
+
+
+def _own_key_dim(learner: Learner) -> int:
+    """Return the size of the learner's own description of a task."""
+    inside = learner.base if isinstance(learner, BMG) else learner
+    if not isinstance(inside, TaskGated):
+        raise ConfigError(
+            "key.source 'arml' needs a learner that describes its tasks: arml or hsml.",
+            hint="Use key.source = emo.",
+        )
+    return inside.reader.dim
 
 
 def build_encoder(config: KeyConfig, model: Model, tasks: TaskShape, *, seed: int) -> KeyEncoder:
@@ -246,6 +349,7 @@ def _policy(config: EMOConfig, tasks: TaskShape, seed: int) -> Policy:
         rekey_every=memory.rekey_every,
         key_gradient=config.key.training == "outer",
         control=value.control,
+        scope=memory.scope,
         seed=seed,
     )
 

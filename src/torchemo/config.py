@@ -35,6 +35,8 @@ class MemoryConfig:
     """Recall nothing before this many slots are filled (A24)."""
     rekey_every: int | None = None
     """Recompute stored keys every this many batches; stores the support sets (A23)."""
+    scope: Literal["shared", "group"] = "shared"
+    """group: a task recalls only what its own group remembers (tsa-maml)."""
     write: Literal["replace", "consolidate"] = "replace"
     """replace: the paper. consolidate: slots accumulate outer gradient rows and offset the start (ours)."""
     slot_lr: float = 1e-3
@@ -56,6 +58,9 @@ class MemoryConfig:
 class KeyConfig:
     """The task key (Eq. 4)."""
 
+    source: Literal["emo", "arml"] = "emo"
+    """emo: a key network. arml: the learner's own description of a task, [q ; t] of ARML or [g ; r] of HSML,
+    detached, as a unit vector; the other options of the key are then not used."""
     network: Literal["transformer", "mean", "statistics", "learned_statistics"] = "transformer"
     """transformer: the paper. mean: mean embedding. statistics: plain input statistics, without weights.
     learned_statistics: a small network on more of them (ours)."""
@@ -186,7 +191,19 @@ class LearnerConfig:
     """The base learner and its inner loop."""
 
     name: Literal[
-        "maml", "fomaml", "anil", "boil", "meta-sgd", "reptile", "proto-maml", "maml++"
+        "maml",
+        "fomaml",
+        "anil",
+        "boil",
+        "meta-sgd",
+        "reptile",
+        "proto-maml",
+        "maml++",
+        "arml",
+        "hsml",
+        "tsa-maml",
+        "musml",
+        "bmg",
     ] = "maml"
     """Which learner."""
     inner_lr: float = 0.05
@@ -215,6 +232,49 @@ class LearnerConfig:
     """maml++: epochs of first order before second order begins."""
     minibatch: int | None = None
     """reptile: support examples per inner step."""
+    task_dim: int = 128
+    """arml, hsml: d, size of an auto-encoder's code (published: 128 for pictures, 40 for regression)."""
+    task_width: float = 8.0
+    """arml, hsml: sigma of the soft assignment (published: arml 8, hsml 10; 2 for regression)."""
+    aux_weight: float = 0.01
+    """arml, hsml: weight of the reconstruction losses beside the mean query loss. The published 0.01
+    stands beside a sum: 0.01 K/(N Q) beside the mean."""
+    vertices: int = 4
+    """arml: G, vertices of the meta-knowledge graph."""
+    task_init: Literal["glorot", "tf"] = "glorot"
+    """arml: how graph and projections begin; tf is the published code's wide draw."""
+    tree: tuple[int, ...] = (4, 2)
+    """hsml: clusters of each layer of the tree, from the leaves up, without the root."""
+    tree_gate: Literal["linear", "distance"] = "linear"
+    """hsml: how a node chooses among those above it."""
+    autoencoder: Literal["rnn", "mean"] = "rnn"
+    """hsml: how the support examples become a code."""
+    groups: int = 5
+    """tsa-maml: M, groups of tasks."""
+    first_stage: int = 600
+    """tsa-maml: outer steps of MAML before solutions are collected and clustered."""
+    cluster_tasks: int = 256
+    """tsa-maml: how many solutions are clustered (published: 10 000)."""
+    cluster_on: Literal["body", "all"] = "body"
+    """tsa-maml: which tensors of a solution are compared."""
+    subspaces: int = 4
+    """musml: K_s, subspaces (our choice)."""
+    subspace_dim: int = 2
+    """musml: m, columns of a subspace (our choice)."""
+    temperature: tuple[float, float] = (1.0, 0.1)
+    """musml: gamma of the choice of a subspace, at the beginning and at the end (our choice)."""
+    anneal: int = 1000
+    """musml: outer steps from one gamma to the other (our choice)."""
+    base: Literal[
+        "maml", "fomaml", "anil", "boil", "meta-sgd", "proto-maml", "maml++", "arml", "hsml"
+    ] = "maml"
+    """bmg: the learner underneath."""
+    target_steps: int = 5
+    """bmg: L, steps from the adapted parameters to the target (our choice)."""
+    target_rate: float | None = None
+    """bmg: zeta, rate of the target's query step; unset takes inner_lr (our choice)."""
+    match: Literal["kl", "l2"] = "kl"
+    """bmg: distance to the target: of predictions, or of parameters."""
 
 
 @final

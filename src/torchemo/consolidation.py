@@ -109,18 +109,34 @@ def key_centres(
     The centres start the slot keys after the warm-up, when the key network has learned to tell tasks
     apart; there are always ``slots`` of them.
     """
-    points = keys.detach().double().numpy()
+    best = centres(keys, slots, seed=seed, name="key-centres", restarts=restarts)
+    return torch.nn.functional.normalize(best, dim=1).to(keys.dtype)
+
+
+def centres(
+    vectors: Float[Tensor, "n dim"], count: int, *, seed: int, name: str, restarts: int = 10
+) -> Float[Tensor, "count dim"]:
+    """Return ``count`` centres of ``vectors`` in float64: k-means++, best of ``restarts``.
+
+    Args:
+        vectors: What is clustered.
+        count: How many centres; where there are fewer distinct vectors, some are repeated.
+        seed: Seed of the draws.
+        name: What is clustered, part of the seed.
+        restarts: Attempts; the one with the least squared distance counts.
+    """
+    points = vectors.detach().double().numpy()
     distinct = torch.from_numpy(np.unique(points, axis=0))
-    # Fewer distinct keys than slots: no k-means could fill them all, keys are reused.
-    best = distinct[torch.arange(slots) % distinct.shape[0]]
+    # Fewer distinct vectors than centres: no k-means could fill them all.
+    best = distinct[torch.arange(count) % distinct.shape[0]]
     least = float("inf")
-    for restart in range(restarts if distinct.shape[0] >= slots else 0):
-        rng_seed = seed_for(seed, "key-centres", restart) % 2**32
+    for restart in range(restarts if distinct.shape[0] >= count else 0):
+        rng_seed = seed_for(seed, name, restart) % 2**32
         try:
-            centres, label = kmeans2(points, slots, minit="++", seed=rng_seed, missing="raise")
+            found, label = kmeans2(points, count, minit="++", seed=rng_seed, missing="raise")
         except ClusterError:
             continue
-        inertia = float(((points - centres[label]) ** 2).sum())
+        inertia = float(((points - found[label]) ** 2).sum())
         if inertia < least:
-            least, best = inertia, torch.from_numpy(centres)
-    return torch.nn.functional.normalize(best, dim=1).to(keys.dtype)
+            least, best = inertia, torch.from_numpy(found)
+    return best

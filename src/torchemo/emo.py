@@ -4,7 +4,7 @@ Three verbs for a loop of one's own: `recall` what similar tasks did, `combine` 
 hand, `remember` this task. Tasks carry a leading axis B everywhere.
 """
 
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -19,23 +19,24 @@ from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
-from torchemo.tree import check_same_structure, select, tree_map
+from torchemo.tree import check_same_structure, norms, select, tree_map
 from torchemo.types import Batch, Params, Recall
 
 
 class Bound(NamedTuple):
-    """EMO with the recall of B tasks in hand: what an inner loop needs of it."""
+    """EMO with the recall of B tasks in hand, for an inner loop that has taken ``first`` steps before."""
 
     emo: "EMO"
     recall: Recall
+    first: int = 0
 
     def direction(self, grads: Params, step: int) -> Params:
         """Eq. 7: the direction of inner step ``step``."""
-        return self.emo.combine(grads, self.recall, step=step)
+        return self.emo.combine(grads, self.recall, step=self.first + step)
 
     def opening(self) -> Params | None:
         """Return the recall step before the first support gradient, or None."""
-        return self.emo.opening(self.recall)
+        return None if self.first else self.emo.opening(self.recall)
 
 
 @final
@@ -136,6 +137,7 @@ class EMO(nn.Module):
         params: Params | None = None,
         domain: Int[Tensor, " task"] | None = None,
         index: Int[Tensor, " task"] | None = None,
+        group: Int[Tensor, " task"] | None = None,
     ) -> Recall:
         """Recall what is remembered of the k nearest tasks; changes nothing.
 
@@ -145,14 +147,16 @@ class EMO(nn.Module):
             params: Meta-parameters, for an encoder that shares the learner's trunk.
             domain: Tags to remember with the tasks, for analysis.
             index: Episode numbers; recall dropout is a function of them.
+            group: Which group a learner puts the tasks in; `Policy.scope` may keep groups apart.
         """
+        own = self._own_notes(support, params, domain=domain, group=group)
         recall: Recall = self.retrieval(
             self.memory,
             keys,
+            group=own.get("group"),
             active=self._active(keys.shape[0], index),
             learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
         )
-        own = self._own_notes(support, params, domain)
         if self.policy.head_align == "hungarian":
             axis = 3 if self.policy.content == "per_step" else 2
             recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
@@ -170,17 +174,18 @@ class EMO(nn.Module):
         ]
         return torch.stack(draws) >= self.policy.recall_dropout
 
-    def _own_notes(
-        self, support: Batch | None, params: Params | None, domain: Tensor | None
-    ) -> Params:
-        notes: Params = {} if domain is None else {"domain": domain}
+    def _own_notes(self, support: Batch | None, params: Params | None, **tags: Any) -> Params:
+        wanted = ("domain", "group") if self.policy.scope == "group" else ("domain",)
+        notes = {n: tag for n, tag in tags.items() if n in wanted and tag is not None}
+        if self.policy.scope == "group" and "group" not in notes:
+            raise ConfigError("a memory per group needs a learner that groups tasks (tsa-maml).")
         if self.policy.head_align == "hungarian" or self.policy.rekey_every is not None:
             if support is None or self.encoder is None:
                 raise ConfigError("recall: head alignment and re-keying need the support sets.")
             if self.policy.head_align == "hungarian" and self.policy.n_way is not None:
                 with torch.no_grad():
-                    prototypes = self.encoder.prototypes(support, self.policy.n_way, params=params)
-                notes["prototypes"] = prototypes
+                    found = self.encoder.prototypes(support, self.policy.n_way, params=params)
+                notes["prototypes"] = found
             if self.policy.rekey_every is not None:
                 notes["support_x"], notes["support_y"] = support.x, support.y
         return notes
@@ -378,7 +383,7 @@ class EMO(nn.Module):
         drawn = {}
         for name, value in values.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            size = _norms(value) / _norms(noise)
+            size = norms({"": value}) / norms({"": noise})
             drawn[name] = noise * _column(size, noise)
         return drawn
 
@@ -387,14 +392,9 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *(1,) * (like.dim() - 1))
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """Return the norm of each task's part of a tensor, ``[B, *shape] -> [B]``."""
-    return rows.reshape(rows.shape[0], -1).square().sum(1).sqrt()
-
-
 def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
     """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
     slots = value.flatten(0, 1)
-    size = _norms(slots).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
-    scale: Tensor = (factor * _norms(own.detach())[:, None] / size).clamp_max(1.0)
+    size = norms({"": slots}).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
+    scale: Tensor = (factor * norms({"": own.detach()})[:, None] / size).clamp_max(1.0)
     return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))

@@ -46,7 +46,7 @@ def footprint(config: EMOConfig, trainer: Trainer, shape: TaskShape) -> Footprin
         trainer: What will be trained.
         shape: What the tasks look like.
     """
-    parameters = sum(p.numel() for p in trainer.params.values())
+    parameters = sum(p.numel() for p in trainer.learned.values())
     if trainer.emo is None:
         return Footprint(parameters, 0, 0, 0)
     own = sum(p.numel() for p in trainer.emo.parameters())

@@ -6,7 +6,7 @@ through each task's trunk. Nothing depends on the number of workers.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast, final
 
 import torch
@@ -76,7 +76,9 @@ def separable(learner: Learner, emo: EMO | None, recall: Recall | None) -> bool:
     """
     model = learner.loop.model
     plain = not model.buffers and getattr(model, "bn", None) != "per_query_with_support"
-    if learner.loop.adapts != "head" or not plain or not is_dataclass(learner):
+    # A learner over another one (BMG) has no loop of its own, and its target moves the trunk.
+    own = is_dataclass(learner) and any(field.name == "loop" for field in fields(learner))
+    if learner.loop.adapts != "head" or not plain or not own:
         return False
     if emo is None or recall is None or emo.policy.recall_step == "off":
         return True

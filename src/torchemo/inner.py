@@ -130,6 +130,7 @@ class Adapted(NamedTuple):
         support_x: What the tasks were adapted on, for networks that normalise a query with it.
         statistics: Normalisation statistics seen at inner steps, for networks that keep running ones.
         evaluation: Adapted without a graph, with stored normalisation statistics.
+        kept: What the learner's own outer loss needs besides, ``{name: [B, ...]}``.
     """
 
     path: tuple[Params, ...]
@@ -139,6 +140,7 @@ class Adapted(NamedTuple):
     support_x: Tensor | None = None
     statistics: dict[int, Params] | None = None
     evaluation: bool = False
+    kept: Params | None = None
 
     @property
     def theta(self) -> Params:

@@ -11,6 +11,7 @@ RecallStep = Literal["off", "eval_only", "always"]
 HeadAlign = Literal["none", "drop", "hungarian"]
 Write = Literal["replace", "consolidate"]
 Control = Literal["none", "random_values"]
+Scope = Literal["shared", "group"]
 
 
 @final
@@ -38,6 +39,7 @@ class Policy:
         rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
         key_gradient: Whether the outer loss may train the key network through softmax weights (A3).
         control: ``random_values`` stores random directions of the same norm instead of the values.
+        scope: ``shared`` by all tasks, or a task recalls only what its own ``group`` remembers (TSA-MAML).
         seed: Seed of recall dropout, of the controls and of the slot seeding.
     """
 
@@ -56,6 +58,7 @@ class Policy:
     rekey_every: int | None = None
     key_gradient: bool = True
     control: Control = "none"
+    scope: Scope = "shared"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,6 +73,7 @@ class Policy:
             "head_align": HeadAlign,
             "write": Write,
             "control": Control,
+            "scope": Scope,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in get_args(allowed):
@@ -102,6 +106,11 @@ class Policy:
             raise ConfigError(
                 f"consolidation accumulates outer gradient rows, got content '{self.content}'.",
                 hint="Set content to 'meta'.",
+            )
+        if self.write == "consolidate" and self.scope == "group":
+            raise ConfigError(
+                "consolidated slots are shared by all groups: a slot is no single task.",
+                hint="Set scope to 'shared' or write to 'replace'.",
             )
         if self.write == "consolidate" and (
             self.head_align == "hungarian" or self.rekey_every is not None

@@ -1,7 +1,8 @@
 """Presets: ``<learner>``, ``<learner>-emo`` and ``<learner>-emo-paper``.
 
-``-emo-paper`` is the literal reading with the paper's printed rates, for comparison with it. ``-emo`` is
-the reading we use ourselves: the consolidating memory with keys that recognise their own task.
+ARML and its family come in sizes for a CPU; ``<learner>-published`` has the published ones, for pictures
+of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates, for comparison with it.
+``-emo`` is the reading we use ourselves: the consolidating memory with keys that recognise their own task.
 """
 
 import difflib
@@ -34,8 +35,28 @@ _BASE: dict[str, tuple[LearnerConfig, OuterConfig, TrainConfig]] = {
     ),
     "proto-maml": (LearnerConfig(name="proto-maml"), OuterConfig(), TrainConfig()),
     "maml++": (LearnerConfig(name="maml++", inner_lr=0.01), OuterConfig(), TrainConfig(tasks=2)),
+    "arml": (LearnerConfig(name="arml", task_dim=32), OuterConfig(), TrainConfig()),
+    "hsml": (
+        LearnerConfig(name="hsml", task_dim=32, task_width=10.0),
+        OuterConfig(),
+        TrainConfig(),
+    ),
+    "tsa-maml": (LearnerConfig(name="tsa-maml", first_stage=500), OuterConfig(), TrainConfig()),
+    "musml": (LearnerConfig(name="musml"), OuterConfig(), TrainConfig()),
+    "bmg": (LearnerConfig(name="bmg"), OuterConfig(), TrainConfig()),
 }
 """The base learners with their published settings, rates on the mean loss."""
+
+_PUBLISHED: dict[str, tuple[LearnerConfig, dict[int, int]]] = {
+    "arml": (LearnerConfig(name="arml"), {1: 50_000, 5: 40_000}),
+    "hsml": (LearnerConfig(name="hsml", task_width=10.0), {1: 60_000, 5: 50_000}),
+    "tsa-maml": (
+        LearnerConfig(name="tsa-maml", first_stage=60_000, cluster_tasks=10_000),
+        {1: 102_500, 5: 102_500},
+    ),
+}
+"""Full sizes and outer steps for 1 and 5 shots; those of MUSML and BMG are not public. TSA-MAML: 60 000 steps
+of MAML, 2 500 of four tasks each that are clustered, 40 000 of its groups."""
 
 _OURS = EMOConfig(
     memory=MemoryConfig(capacity=8, write="consolidate"),
@@ -63,7 +84,9 @@ _PAPER_CHOICES: dict[str, tuple[AggregatorConfig, MemoryConfig]] = {
 
 def names() -> list[str]:
     """List the presets."""
-    return [f"{base}{kind}" for base in _BASE for kind in ("", "-emo", "-emo-paper")]
+    kinds = ("", "-emo", "-emo-paper")
+    sized = [f"{base}{kind}" for base in _BASE for kind in kinds]
+    return [*sized, *(f"{base}-published" for base in _PUBLISHED)]
 
 
 def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig:
@@ -74,20 +97,37 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
         n_shot: K; the paper's memory and neighbours depend on it.
         regression: For regression tasks: an MLP, smaller rates, keys of pairs.
     """
-    base = name.removesuffix("-emo-paper").removesuffix("-emo")
+    base = name.removesuffix("-emo-paper").removesuffix("-emo").removesuffix("-published")
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names())}."
         raise ConfigError(f"unknown preset '{name}'.", hint=hint)
     learner, outer, train = _BASE[base]
     config = replace(RunConfig(), learner=learner, outer=outer, train=train)
+    if name.endswith("-published"):
+        config = _published(config, base, n_shot)
     if name.endswith("-emo"):
         config = replace(config, emo=_OURS)
     elif name.endswith("-emo-paper"):
         config = _literal(config, base, n_shot)
     if regression:
         config = _for_regression(config)
+    elif base in ("arml", "hsml"):
+        # The published 0.01 stands beside a sum over queries, divided by K.
+        converted = 0.01 * n_shot / (config.data.n_way * config.data.n_query)
+        config = replace(config, learner=replace(config.learner, aux_weight=converted))
     return replace(config, data=replace(config.data, n_shot=n_shot))
+
+
+def _published(config: RunConfig, base: str, n_shot: int) -> RunConfig:
+    learner, steps = _PUBLISHED[base]
+    iterations = steps[5 if n_shot >= 5 else 1]
+    return replace(
+        config,
+        learner=learner,
+        train=replace(config.train, iterations=iterations, validate_every=2500),
+        data=replace(config.data, image_size=84),
+    )
 
 
 def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
@@ -99,6 +139,8 @@ def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
         retrieval=replace(_PAPER.retrieval, k=20 if few else 15),
         aggregator=aggregator,
     )
+    if base == "musml":  # its networks are made per task: there is no trunk to share
+        emo = replace(emo, key=replace(emo.key, embedder="own"))
     learner = replace(config.learner, inner_lr=0.001)
     if base == "meta-sgd":
         learner = replace(learner, rate_memory=0.001)
@@ -109,7 +151,11 @@ def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
 def _for_regression(config: RunConfig) -> RunConfig:
     emo = replace(config.emo, key=replace(config.emo.key, embedder="pairs"))
     rate = config.learner.inner_lr if config.learner.rule == "adam" else 0.003
+    if config.learner.name == "musml":  # a coordinate moves a whole network: 0.003 diverges
+        rate = 0.0005
     learner = replace(config.learner, inner_lr=rate, rate_init=(0.001, 0.005))
+    if learner.name in ("arml", "hsml"):
+        learner = replace(learner, task_dim=40, task_width=2.0, vertices=6, aux_weight=0.01)
     return replace(
         config,
         emo=emo,

@@ -67,6 +67,7 @@ class Retrieval(nn.Module):
         *,
         active: Bool[Tensor, " task"] | None = None,
         learn_slot_keys: bool = False,
+        group: Int[Tensor, " task"] | None = None,
     ) -> Recall:
         """Recall the m = min(k, n) nearest slots of each key.
 
@@ -75,6 +76,8 @@ class Retrieval(nn.Module):
             keys: Task keys K.
             active: Tasks that may use what they recall (all by default).
             learn_slot_keys: Let the softmax weights collect a gradient for the slot keys too.
+            group: Which group each task belongs to. Slots of other groups come last and count nothing:
+                where a group fills fewer than m slots, the rest of its recall is zeros of weight zero.
         """
         check_keys(keys, memory.key_dim)
         tasks = keys.shape[0]
@@ -88,15 +91,21 @@ class Retrieval(nn.Module):
             slot_keys = slot_keys.clone().requires_grad_()
         slots = torch.zeros(tasks, 0, dtype=torch.int64)
         if m:
-            slots = self._search(memory, keys.detach(), candidates, m=m)
+            slots = self._search(memory, keys.detach(), candidates, m=m, group=group)
         squared = (keys[:, None] - slot_keys[slots]).square().sum(-1)
+        weights = self._weigh(squared) * active[:, None]
+        # In the dtype of the weights, so that keys of another precision than the memory's work.
+        values = tree_map(lambda v: v.to(squared.dtype), memory.read(slots))
+        if m and group is not None:
+            same = memory.notes["group"][slots] == group[:, None]
+            weights = self._weigh(squared, same=same) * active[:, None]
+            values = tree_map(lambda v: v * same.view(*same.shape, *(1,) * (v.dim() - 2)), values)
         return Recall(
             keys=keys,
             slots=slots,
             distances=squared.detach().sqrt(),
-            weights=self._weigh(squared) * active[:, None],
-            # In the dtype of the weights, so that keys of another precision than the memory's work.
-            values=tree_map(lambda v: v.to(squared.dtype), memory.read(slots)),
+            weights=weights,
+            values=values,
             generations=memory.ledger.generation[slots],
             active=active,
             slot_keys=slot_keys if learn_slot_keys and m else None,
@@ -109,9 +118,20 @@ class Retrieval(nn.Module):
             self.index.learn(memory)
 
     def _search(
-        self, memory: EpisodicMemory, keys: Tensor, candidates: Tensor | None, *, m: int
+        self,
+        memory: EpisodicMemory,
+        keys: Tensor,
+        candidates: Tensor | None,
+        *,
+        m: int,
+        group: Tensor | None,
     ) -> Int[Tensor, "task m"]:
         slot_keys = memory.keys[: len(memory)].detach()
+        if group is not None:
+            # An index that follows the memory's keys knows nothing of groups: search exactly.
+            near, stored = _apart(keys, slot_keys, memory, group)
+            allowed = torch.arange(len(memory)) if candidates is None else candidates
+            return allowed[ExactIndex().search(near, stored[allowed], m=m)]
         if candidates is None:
             # All slots: no copy of the keys, which at millions of slots costs more than the search.
             if isinstance(self.index, Following):
@@ -127,8 +147,14 @@ class Retrieval(nn.Module):
             return None
         return (memory.ages <= self.max_age).nonzero().flatten()
 
-    def _weigh(self, squared: Float[Tensor, "task m"]) -> Float[Tensor, "task m"]:
+    def _weigh(
+        self, squared: Float[Tensor, "task m"], *, same: Bool[Tensor, "task m"] | None = None
+    ) -> Float[Tensor, "task m"]:
         m = squared.shape[1]
+        if same is not None:
+            # Not infinite: a task without a single slot of its group would get 0/0.
+            far = squared.masked_fill(~same, torch.finfo(squared.dtype).max / 1e6)
+            return self._weigh(far) * same
         if self.log_temperature is None:
             return torch.full_like(squared.detach(), 1 / max(m, 1))
         logits = -squared / self.log_temperature.exp().to(squared.dtype)
@@ -138,6 +164,18 @@ class Retrieval(nn.Module):
         return torch.cat([logits, null.to(logits.dtype).expand(len(logits), 1)], 1).softmax(1)[
             :, :m
         ]
+
+
+def _apart(
+    keys: Tensor, slot_keys: Tensor, memory: EpisodicMemory, group: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give keys one more coordinate, by which groups are further apart than any two keys."""
+    stored = memory.notes["group"][: len(slot_keys)]
+    span = 1 + 4 * float(max(keys.abs().max(), slot_keys.abs().max())) * keys.shape[1] ** 0.5
+    return (
+        torch.cat([keys, span * group[:, None].to(keys.dtype)], 1),
+        torch.cat([slot_keys, span * stored[:, None].to(keys.dtype)], 1),
+    )
 
 
 def slice_recall(recall: Recall, group: slice) -> Recall:

@@ -14,6 +14,7 @@ from torchemo.emo import EMO
 from torchemo.errors import ConfigError, DataError
 from torchemo.evaluate import Scores, batches, evaluate
 from torchemo.experiment import Experiment
+from torchemo.learners import BMG, Learner, TaskGated
 from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval, summarise_by_group
 from torchemo.train import Trainer
@@ -145,10 +146,19 @@ def _record(experiment: Experiment, protocol: Protocol, scores: Scores) -> dict[
 
 def method_name(trainer: Trainer) -> str:
     """Name the learner and how it remembers."""
-    learner = type(trainer.learner).__name__
-    if trainer.learner.loop.adapts != "all":
-        learner = {"head": "ANIL", "body": "BOIL"}[trainer.learner.loop.adapts]
+    learner = _learner_name(trainer.learner)
     return learner if trainer.emo is None else f"{learner} + EMO"
+
+
+def _learner_name(learner: Learner) -> str:
+    if isinstance(learner, TaskGated):
+        return type(learner.reader).__name__
+    if isinstance(learner, BMG):
+        under = _learner_name(learner.base)
+        return "BMG" if under == "MAML" else f"BMG over {under}"
+    if learner.loop.adapts != "all":
+        return {"head": "ANIL", "body": "BOIL"}[learner.loop.adapts]
+    return type(learner).__name__
 
 
 def _summary(values: torch.Tensor, domain: torch.Tensor, names: tuple[str, ...]) -> dict[str, Any]:

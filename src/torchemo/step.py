@@ -15,7 +15,7 @@ from torch import Tensor
 from torchemo.emo import EMO
 from torchemo.episode import check_episode
 from torchemo.heads import answer_heads, separable, solve_heads
-from torchemo.learners.learner import Learner, network_names
+from torchemo.learners.learner import STATE, Learner, network_names
 from torchemo.models.norm import update_running
 from torchemo.retrieval import slice_recall
 from torchemo.solve import Solved, merge, solve, start_of, tasks_of
@@ -31,14 +31,15 @@ class OuterStep(NamedTuple):
     """The result of an outer step; nothing has been changed yet.
 
     Attributes:
-        losses: Outer losses of the B tasks.
+        losses: Outer losses of the B tasks, with what the learner adds to them.
         support_losses: Support losses before each inner step.
         gradients: Gradient of the mean outer loss in all meta-parameters.
         emo_gradients: The same in EMO's parameters, by name; those it does not reach are left out.
-        rows: The tasks' rows of the outer gradient, ``{name: [B, *shape]}``.
+        rows: The tasks' rows of the outer gradient, in the tensors they start from, ``{name: [B, *shape]}``.
         recall: What was recalled, for `EMO.remember`.
         values: What to remember, for `EMO.remember`.
         buffers: Running normalisation statistics after this step, where the network keeps them.
+        about: What the learner found out about the tasks.
     """
 
     losses: Float[Tensor, " task"]
@@ -49,6 +50,7 @@ class OuterStep(NamedTuple):
     recall: Recall | None
     values: Params
     buffers: Params
+    about: Params
 
 
 def outer_step(
@@ -71,41 +73,41 @@ def outer_step(
         workers: Threads that share the tasks when they run one by one; the result is bitwise the same.
     """
     tasks = episode.support.x.shape[0]
-    theta, extras = _split(params)
+    theta, extras, state = _split(params)
     check_episode(episode, n_way=_outputs(learner, theta))
-    recall = None if emo is None else _recall(emo, theta, episode)
-    base = expand(detach(theta), tasks)
-    if emo is not None and recall is not None:
-        base = emo.offset(base, recall)
-    base_leaves, extra_leaves = leaves(base), leaves(extras)
-    start = learner.start({**theta, **extra_leaves}, episode.support, base=base_leaves)
+    base, own = leaves(expand(detach(theta), tasks)), tree_map(_leaf, extras)
+    start = learner.start({**detach(theta), **own, **state}, episode.support, base=base)
+    recall = None if emo is None else _recall(emo, theta, episode, start)
+    begin = _begin(start, emo, recall)
 
     def work(group: slice) -> Solved:
         part = None if recall is None else slice_recall(recall, group)
         return solve(
-            learner, start_of(start, group), tasks_of(episode, group), emo=emo, recall=part
+            learner, start_of(begin, group), tasks_of(episode, group), emo=emo, recall=part
         )
 
     groups = _groups(params, episode, batched)
     if len(groups) > 1 and separable(learner, emo, recall):
-        solved = solve_heads(learner, start, episode, emo=emo, recall=recall, workers=workers)
+        solved = solve_heads(learner, begin, episode, emo=emo, recall=recall, workers=workers)
     else:
         solved = merge(run_tasks(work, groups, workers=workers))
-    rows, extra_gradients = _through_start(start, solved, base_leaves, extra_leaves)
-    rows = {n: row for n, row in rows.items() if n not in learner.loop.model.buffers}
-    gradients = tree_map(lambda row: row.mean(0), rows)
-    gradients.update(tree_map(lambda g: g / tasks, extra_gradients))
+    fixed = learner.loop.model.buffers
+    shares, own_gradients = _through_start(start, solved, base, own)
+    gradients = {n: share.mean(0) for n, share in shares.items() if n not in fixed}
+    gradients.update(tree_map(lambda g: g / tasks, own_gradients))
+    rows = select(solved.theta, network_names(solved.theta))
     emo_gradients: Params = {}
     values = solved.values
     if emo is not None and recall is not None:
-        emo_gradients = _through_recall(emo, recall, base, rows, solved)
+        emo_gradients = _through_recall(emo, recall, begin.theta, rows, solved)
         if emo.policy.content == "meta":
             values = emo.value(rows=rows)
-    buffers = select(theta, learner.loop.model.buffers)
+    buffers = select(theta, fixed)
     for step, statistics in sorted(solved.statistics.items()):
         buffers = update_running(buffers, statistics, step=step)
+    added = 0 if start.auxiliary is None else start.auxiliary.detach()
     return OuterStep(
-        losses=solved.losses,
+        losses=solved.losses + added,
         support_losses=solved.support_losses,
         gradients=gradients,
         emo_gradients=emo_gradients,
@@ -113,6 +115,7 @@ def outer_step(
         recall=recall,
         values=values,
         buffers=buffers,
+        about=start.about or {},
     )
 
 
@@ -128,7 +131,9 @@ def runs_together(params: Params, episode: Episode) -> bool:
         episode: The tasks.
     """
     x = episode.support.x
-    small = x.ndim == 3 and sum(p.numel() for p in params.values()) < TOGETHER
+    # What looks at a task before it starts (gates, embeddings) runs once and for all tasks anyway.
+    own = network_names(params) or list(params)
+    small = x.ndim == 3 and sum(params[n].numel() for n in own) < TOGETHER
     return x.device.type != "cpu" or small
 
 
@@ -152,40 +157,60 @@ def predict(
     tasks = episode.support.x.shape[0]
     steps = learner.loop.steps if steps is None else steps
     with torch.no_grad():
-        theta, extras = _split(params)
+        theta = select(params, network_names(params))
         check_episode(episode, n_way=_outputs(learner, theta))
-        recall = None if emo is None else _recall(emo, theta, episode)
-        base = expand(theta, tasks)
-        if emo is not None and recall is not None:
-            base = emo.offset(base, recall)
-        start = learner.start({**theta, **extras}, episode.support, base=base)
+        start = learner.start(params, episode.support, base=expand(theta, tasks))
+        recall = None if emo is None else _recall(emo, theta, episode, start)
+        begin = _begin(start, emo, recall)
         groups = _groups(params, episode, batched)
         if len(groups) > 1 and separable(learner, emo, recall):
             return answer_heads(
-                learner, start, episode, emo=emo, recall=recall, steps=steps, workers=workers
+                learner, begin, episode, emo=emo, recall=recall, steps=steps, workers=workers
             )
 
         def answer(group: slice) -> list[Tensor]:
             bound = None
             if emo is not None and recall is not None:
                 bound = emo.bind(slice_recall(recall, group))
-            part, begin = tasks_of(episode, group), start_of(start, group)
-            adapted = learner.adapt(begin, part.support, bound=bound, steps=steps, order=0)
+            part = tasks_of(episode, group)
+            own = start_of(begin, group)
+            adapted = learner.adapt(own, part.support, bound=bound, steps=steps, order=0)
             return learner.loop.outputs(adapted, part.query.x, steps=range(steps + 1))
 
         answers = run_tasks(answer, groups, workers=workers)
     return [torch.cat(step) for step in zip(*answers, strict=True)]
 
 
-def _recall(emo: EMO, theta: Params, episode: Episode) -> Recall:
-    keys = emo.encode(episode.support, detach(theta))
+def look_up(learner: Learner, params: Params, episode: Episode, *, emo: EMO) -> Recall:
+    """Recall what `predict` would for these tasks; nothing is adapted and no graph is kept."""
+    with torch.no_grad():
+        theta = select(params, network_names(params))
+        tasks = episode.support.x.shape[0]
+        start = learner.start(params, episode.support, base=expand(theta, tasks))
+        return _recall(emo, theta, episode, start)
+
+
+def _recall(emo: EMO, theta: Params, episode: Episode, start: Start) -> Recall:
+    about = start.about or {}
+    # A memory without a key network of its own takes the learner's description of the task.
+    own = about.get("key") if emo.encoder is None else None
+    keys = emo.encode(episode.support, detach(theta)) if own is None else own
     return emo.recall(
         keys,
         support=episode.support,
         params=detach(theta),
         domain=episode.domain,
         index=episode.index,
+        group=about.get("group"),
     )
+
+
+def _begin(start: Start, emo: EMO | None, recall: Recall | None) -> Start:
+    """Cut the tasks' starts from what made them, and add what the memory adds."""
+    theta = detach(start.theta)
+    if emo is not None and recall is not None:
+        theta = emo.offset(theta, recall)
+    return Start(theta, None if start.rates is None else detach(start.rates))
 
 
 def _through_start(
@@ -194,6 +219,8 @@ def _through_start(
     """Carry the rows at the starts back to ``theta`` per task and to the learner's other parameters."""
     ends = [(start.theta[n], row) for n, row in solved.theta.items()]
     ends += [((start.rates or {})[n], row) for n, row in solved.rates.items()]
+    if start.auxiliary is not None:
+        ends.append((start.auxiliary, torch.ones_like(start.auxiliary)))
     ends = [(end, row) for end, row in ends if end.requires_grad]
     inputs = [*base.values(), *extras.values()]
     found = torch.autograd.grad(
@@ -206,14 +233,16 @@ def _through_start(
     return rows, dict(zip(extras, full[len(base) :], strict=True))
 
 
-def _through_recall(emo: EMO, recall: Recall, base: Params, rows: Params, solved: Solved) -> Params:
+def _through_recall(
+    emo: EMO, recall: Recall, theta: Params, rows: Params, solved: Solved
+) -> Params:
     """Carry the rows at recall weights and offsets back to the key network and the slot keys."""
     tasks = recall.keys.shape[0]
     gradients: Params = {}
     trained = [n for n, p in emo.aggregator.named_parameters() if p.requires_grad]
     for name, gradient in zip(trained, solved.aggregator, strict=True):
         gradients[f"aggregator.{name}"] = gradient / tasks
-    ends = [(base[n], row / tasks) for n, row in rows.items() if base[n].requires_grad]
+    ends = [(theta[n], row / tasks) for n, row in rows.items() if theta[n].requires_grad]
     if solved.weights is not None:
         ends.append((recall.weights, solved.weights / tasks))
     if not ends:
@@ -244,7 +273,12 @@ def _outputs(learner: Learner, theta: Params) -> int | None:
     return theta[head[0]].shape[0] if head and head[0] in theta else None
 
 
-def _split(params: Params) -> tuple[Params, Params]:
-    names = network_names(params)
-    theta = select(params, names)
-    return theta, {n: p for n, p in params.items() if n not in theta}
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _split(params: Params) -> tuple[Params, Params, Params]:
+    """Separate the network's parameters, the learner's own, and what it keeps without learning it."""
+    theta = select(params, network_names(params))
+    state = {n: p for n, p in params.items() if n.startswith(STATE)}
+    return theta, {n: p for n, p in params.items() if n not in theta and n not in state}, state

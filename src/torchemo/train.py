@@ -12,11 +12,11 @@ from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
 from torchemo.errors import CheckpointError, ConfigError, Diverged
-from torchemo.learners.learner import Learner, Scheduled
+from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
-from torchemo.step import outer_step
-from torchemo.tree import is_finite
+from torchemo.step import OuterStep, outer_step
+from torchemo.tree import detach, is_finite
 from torchemo.types import Episode, Params, Recall
 
 
@@ -76,9 +76,11 @@ class Trainer:
         self.workers = workers
         self.iteration = 0
         drawn = learner.init(generator_for(seed, "learner"))
-        self.params: Params = {n: p.requires_grad_() for n, p in drawn.items()}
+        self.params: Params = {
+            n: p if n.startswith(STATE) else p.requires_grad_() for n, p in drawn.items()
+        }
         kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
-        self.learned = {n: p for n, p in self.params.items() if n not in learner.loop.model.buffers}
+        self.learned = learned(learner, self.params)
         groups = [{"params": list(self.learned.values())}]
         self.emo_learned = self._emo_learned()
         if self.emo_learned:
@@ -130,14 +132,8 @@ class Trainer:
             batched=self.batched,
             workers=self.workers,
         )
-        self._refuse_divergence(result.losses, result.rows, episode)
-        norm = self._descend(self.learned, result.gradients)
-        self._descend(self.emo_learned, result.emo_gradients)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * self.rate_factor
-        self.optimizer.step()
-        for name, buffer in result.buffers.items():
-            self.params[name].data.copy_(buffer)
+        self._refuse_divergence(result, episode)
+        norm = self._learn(learner, result)
         recognition_loss = self._train_keys(episode)
         statistics = None
         if self.emo is not None and result.recall is not None:
@@ -173,8 +169,9 @@ class Trainer:
         Raises:
             CheckpointError: The state belongs to another learner or memory.
         """
-        expected = {n: p.shape for n, p in self.params.items()}
-        got = {n: p.shape for n, p in groups.get("params", {}).items()}
+        saved = groups.get("params", {})
+        expected = {n: p.shape for n, p in self.params.items() if not n.startswith(STATE)}
+        got = {n: p.shape for n, p in saved.items() if not n.startswith(STATE)}
         if expected != got or ("emo" in groups) != (self.emo is not None):
             raise CheckpointError(
                 f"the saved state has parameters {sorted(got)}, this run has {sorted(expected)}.",
@@ -184,10 +181,43 @@ class Trainer:
             self.emo.load_state_dict(groups["emo"])
         if self.recognition is not None:
             self.recognition.load_state_dict(groups["recognition"])
-        for name, p in self.params.items():
-            p.data.copy_(groups["params"][name])
+        for name in expected:
+            self.params[name].data.copy_(saved[name])
+        self._keep({n: p for n, p in saved.items() if n.startswith(STATE)})
         _restore_optimizer(self.optimizer, groups["optimizer"])
         self.iteration = int(groups["progress"]["iteration"])
+
+    def _learn(self, learner: Learner, result: OuterStep) -> float:
+        """Take the optimizer's step, and what the network and a staged learner change besides."""
+        gradients, advance = result.gradients, None
+        if isinstance(learner, Staged):
+            advance = learner.advance(
+                self.params, gradients, about=result.about, iteration=self.iteration
+            )
+            gradients = advance.gradients
+        norm = self._descend(self.learned, gradients)
+        # A norm overflows before its gradient does, and is then clipped to nothing.
+        if not math.isfinite(norm) and not all(
+            bool(g.isfinite().all()) for g in gradients.values()
+        ):
+            raise _diverged(self.iteration, "the learner has a non-finite gradient")
+        self._descend(self.emo_learned, result.emo_gradients)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * self.rate_factor
+        self.optimizer.step()
+        for name, buffer in result.buffers.items():
+            self.params[name].data.copy_(buffer)
+        if advance is not None:
+            for name, tensor in advance.resets.items():
+                self.params[name].data.copy_(tensor)
+            self._keep(advance.state)
+        return norm
+
+    def _keep(self, state: Params) -> None:
+        """Hold what a staged learner keeps from one step to the next."""
+        for name in [n for n in self.params if n.startswith(STATE)]:
+            del self.params[name]
+        self.params.update(detach(state))
 
     def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
         empty = len(emo.memory) == 0
@@ -209,16 +239,20 @@ class Trainer:
             return float(_norm(gradients))
         return float(torch.nn.utils.clip_grad_norm_(list(tensors.values()), self.config.clip))
 
-    def _refuse_divergence(self, losses: Tensor, rows: Params, episode: Episode) -> None:
-        finite = losses.isfinite() & is_finite(rows)
+    def _refuse_divergence(self, result: OuterStep, episode: Episode) -> None:
+        finite = result.losses.isfinite() & is_finite(result.rows)
         if bool(finite.all()):
             return
         bad = int((~finite).nonzero()[0])
         name = bad if episode.index is None else int(episode.index[bad])
-        raise Diverged(
-            f"outer step {self.iteration}: task {name} has a non-finite loss or gradient.",
-            hint="Lower the inner or the outer rate; nothing was changed by this step.",
-        )
+        raise _diverged(self.iteration, f"task {name} has a non-finite loss or gradient")
+
+
+def _diverged(iteration: int, what: str) -> Diverged:
+    return Diverged(
+        f"outer step {iteration}: {what}.",
+        hint="Lower the inner or the outer rate; nothing was changed by this step.",
+    )
 
 
 def _norm(gradients: Params) -> Tensor:

@@ -86,10 +86,16 @@ class Start(NamedTuple):
         theta: Per-task parameters ``{name: [B, *shape]}``.
         rates: Per-task inner rates ``{name: [B, R, *r]}`` or None for the rule's own constant. R is the
             step axis (1 = shared by all steps; step s uses entry min(s, R - 1)); r broadcasts to shape.
+        auxiliary: What the learner adds to the outer loss of each task before any adaptation (ARML's
+            reconstruction losses), on the graph of its own parameters.
+        about: What the learner has found out about each task, detached, ``{name: [B, ...]}``: ``key`` may
+            serve EMO as the task's key, ``group`` keep memories apart; the rest is for `Staged.advance`.
     """
 
     theta: Params
     rates: Params | None = None
+    auxiliary: Float[Tensor, " task"] | None = None
+    about: Params | None = None
 
 
 @runtime_checkable

@@ -18,10 +18,13 @@ from torchemo.emo import EMO
 from torchemo.encoders import TransformerKey
 from torchemo.inner import RULES
 from torchemo.learners import LEARNERS, Learner
+from torchemo.learners.learner import Staged, learned
+from torchemo.learners.tsa_maml import SOLUTIONS
 from torchemo.memory import EpisodicMemory
 from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
+from torchemo.step import outer_step
 from torchemo.types import Batch, Episode, Model, Params
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
@@ -53,6 +56,12 @@ LEARNER_CASES = {
     "maml++/plain": LearnerConfig(name="maml++", multi_step_loss=False, learned_rates=False),
     "maml++/first_order": LearnerConfig(name="maml++", first_order_epochs=1),
     "reptile/minibatch": LearnerConfig(name="reptile", minibatch=2),
+    "arml": LearnerConfig(name="arml", task_dim=3, vertices=2, aux_weight=0.5),
+    "hsml": LearnerConfig(name="hsml", task_dim=3, tree=(3, 2), aux_weight=0.5),
+    "tsa-maml": LearnerConfig(name="tsa-maml", groups=2),
+    "tsa-maml/groups": LearnerConfig(name="tsa-maml", groups=2, first_stage=0, cluster_tasks=2),
+    "musml/one": LearnerConfig(name="musml", subspaces=1),
+    "bmg/l2": LearnerConfig(name="bmg", base="meta-sgd", match="l2", target_steps=2),
 }
 RULE_CASES = tuple(RULES)
 EMO_CASES = (*AGGREGATORS, "consolidate")
@@ -76,12 +85,12 @@ class FlatEmbedder(nn.Module):
 
 
 def double(params: Params) -> Params:
-    return {name: p.double() for name, p in params.items()}
+    return {name: p.double() if p.is_floating_point() else p for name, p in params.items()}
 
 
 def make_learner(case: str, rule: str = "sgd") -> Learner:
     config = replace(LEARNER_CASES[case], rule=rule, inner_lr=RATES[rule], steps=STEPS)
-    if config.name == "meta-sgd":
+    if "meta-sgd" in (config.name, config.base):
         config = replace(config, rate_init=(0.1 * RATES[rule], 2 * RATES[rule]))
     return build_learner(config, problem.model, problem.shape)
 
@@ -90,10 +99,21 @@ def make_params(learner: Learner, seed: int = 0) -> Params:
     params = double(learner.init(torch.Generator().manual_seed(seed)))
     jitter = torch.Generator().manual_seed(seed + 1)
     # Zero biases and equal rates would hide mistakes.
-    return {
-        n: p + 0.05 * torch.randn(p.shape, generator=jitter, dtype=p.dtype)
-        for n, p in params.items()
-    }
+    for name in learned(learner, params):
+        noise = torch.randn(params[name].shape, generator=jitter, dtype=torch.float64)
+        params[name] = params[name] + 0.05 * noise
+    return _last_stage(learner, params)
+
+
+def _last_stage(learner: Learner, params: Params) -> Params:
+    """Bring a learner that collects tasks first to where it has them."""
+    seed = 0
+    while isinstance(learner, Staged) and any(name.startswith(SOLUTIONS) for name in params):
+        step = outer_step(learner, params, make_episode(50 + seed))
+        found = learner.advance(params, step.gradients, about=step.about, iteration=seed)
+        params = {**learned(learner, params), **found.resets, **found.state}
+        seed += 1
+    return params
 
 
 def make_episode(seed: int = 0, *, tasks: int = TASKS) -> Episode:

@@ -1,6 +1,7 @@
 """What a learner is: how tasks start, how they adapt, and what the outer loop gets back.
 
-Names with a slash belong to the learner (``rate/conv1.weight``), all others to its network.
+Names with a slash belong to the learner (``rate/conv1.weight``), all others to its network. Those that
+begin with ``state/`` are kept with the parameters, but no gradient moves them.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ class Learner(Protocol):
         Args:
             params: Meta-parameters without a task axis.
             support: Support sets of B tasks.
-            base: The network's tensors per task, ``theta`` plus what the memory adds to it.
+            base: The network's tensors with a task axis: the leaves of the tasks' rows. What a memory adds
+                to the start is added to what this returns.
         """
         ...
 
@@ -89,9 +91,61 @@ class Scheduled(Protocol):
         ...
 
 
+class Advance(NamedTuple):
+    """What a staged learner makes of an outer step.
+
+    Attributes:
+        gradients: Gradients of the meta-parameters that step now; all others stay where they are.
+        resets: New contents of learned meta-parameters, set after the step.
+        state: All ``state/`` tensors from now on.
+    """
+
+    gradients: Params
+    resets: Params
+    state: Params
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A learner whose outer steps depend on what the run has come to (TSA-MAML's two stages)."""
+
+    def advance(
+        self, params: Params, gradients: Params, *, about: Params, iteration: int
+    ) -> Advance:
+        """Decide what an outer step changes; nothing has been changed yet.
+
+        Args:
+            params: Meta-parameters, with the learner's ``state/`` tensors.
+            gradients: Gradient of the mean outer loss in all learned ones.
+            about: What `Learner.start` found out about the B tasks.
+            iteration: Which outer step it is, from 0.
+        """
+        ...
+
+
+STATE = "state/"
+"""Prefix of tensors that are kept with the meta-parameters but not learned by gradients."""
+
+
 def network_names(params: Params) -> list[str]:
     """Names of the tensors that belong to the network."""
     return [name for name in params if "/" not in name]
+
+
+def learned(learner: Learner, params: Params) -> Params:
+    """Keep the meta-parameters that gradients move: no running statistics, no ``state/``."""
+    fixed = learner.loop.model.buffers
+    return {n: p for n, p in params.items() if n not in fixed and not n.startswith(STATE)}
+
+
+def scoped(params: Params, scope: str) -> Params:
+    """Take the tensors of one part, without its name: ``{"gate/w": t} -> {"w": t}``."""
+    return {n.removeprefix(scope): p for n, p in params.items() if n.startswith(scope)}
+
+
+def within(scope: str, params: Params) -> Params:
+    """Put the name of a part before its tensors' names: ``{"w": t} -> {"gate/w": t}``."""
+    return {scope + n: p for n, p in params.items()}
 
 
 def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -84,7 +84,7 @@ class InnerLoop:
         """
         steps = self.steps if steps is None else steps
         order = self.order if order is None else order
-        start = self._opened(start, bound)
+        start = self.opened(start, bound)
         statistics: dict[int, Params] = {}
         forward: Forward = self._network(statistics, stored=order == 0)
         inputs = support
@@ -133,7 +133,7 @@ class InnerLoop:
         last = len(adapted.path) - 1
         return self.loss(self.outputs(adapted, query.x, steps=[last])[0], query.y)
 
-    def _opened(self, start: Start, bound: Bound | None) -> Start:
+    def opened(self, start: Start, bound: Bound | None) -> Start:
         """Take EMO's recall step, if there is one, before the first support gradient."""
         opening = None if bound is None else bound.opening()
         if opening is None:

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from torchemo.emo import EMO
 from torchemo.experiment import Experiment
-from torchemo.learners.learner import network_names
 from torchemo.runner import VALIDATION_SEED
 from torchemo.source import TaskSource
-from torchemo.tree import detach, select
+from torchemo.step import look_up
 from torchemo.types import Episode
 
 PROBES = 64
@@ -71,18 +70,9 @@ def probe(experiment: Experiment, emo: EMO) -> Probe:
 
 
 def _look(experiment: Experiment, emo: EMO, episode: Episode) -> Probe:
-    params = experiment.trainer.params
-    theta = detach(select(params, network_names(params)))
-    with torch.no_grad():
-        keys = emo.encode(episode.support, theta)
-        recall = emo.recall(
-            keys,
-            support=episode.support,
-            params=theta,
-            domain=episode.domain,
-            index=episode.index,
-        )
-        weights = keys.new_zeros(len(keys), len(emo.memory))
-        weights.scatter_add_(1, recall.slots, recall.weights)
+    trainer = experiment.trainer
+    recall = look_up(trainer.learner, trainer.params, episode, emo=emo)
+    keys, weights = recall.keys, recall.weights.detach()
+    weights = keys.new_zeros(len(keys), len(emo.memory)).scatter_add(1, recall.slots, weights)
     unknown = torch.full((len(keys),), -1)
     return Probe(keys, unknown if episode.domain is None else episode.domain, weights)

@@ -20,6 +20,11 @@ _LEARNERS = {
     "reptile": "Reptile",
     "proto-maml": "Proto-MAML",
     "maml++": "MAML++",
+    "arml": "ARML",
+    "hsml": "HSML",
+    "tsa-maml": "TSA-MAML",
+    "musml": "MUSML",
+    "bmg": "BMG",
 }
 
 MINUS = "\N{MINUS SIGN}"

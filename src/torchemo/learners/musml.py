@@ -1,0 +1,169 @@
+"""MUSML: Subspace Learning for Effective Meta-Learning (Jiang, Kwok, Zhang, ICML 2022)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.emo import Bound
+from torchemo.errors import ConfigError
+from torchemo.inner import Adapted, adapt
+from torchemo.learners.learner import Traits, gradient_rows, scoped, within
+from torchemo.learners.loop import InnerLoop
+from torchemo.types import Batch, Params, Start
+
+COLUMNS, COORDINATES = "columns/", "coordinates"
+
+
+@final
+@dataclass(frozen=True)
+class MUSML:
+    """Learn several subspaces of parameters, and adapt a task's coordinates in each.
+
+    Subspace k has m columns, each a whole network: ``w = S_k v``. A task begins at ``v_k = 1/m`` and takes
+    steps ``v_k <- v_k - alpha S_k^T grad L_S(S_k v_k)`` in every subspace. While training, the outer loss is
+    ``sum_k pi_k L_Q(S_k v_k)`` with ``pi = softmax(-L_S(S_k v_k) / gamma)``, and gamma falls linearly; to
+    answer, a task takes the subspace with the smallest support loss.
+
+    EMO remembers gradients in the coordinates, ``K_s m`` numbers.
+
+    Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1 and columns drawn as
+    independent networks are our own choices.
+
+    Args:
+        loop: The inner loop; its rate is that of the coordinates.
+        subspaces: K_s.
+        dim: m, columns of each.
+        temperature: gamma at the beginning and at the end.
+        anneal: Outer iterations from one to the other.
+        progress: How far the annealing is, 0 to 1; `scheduled` sets it.
+    """
+
+    loop: InnerLoop
+    subspaces: int = 4
+    dim: int = 2
+    temperature: tuple[float, float] = (1.0, 0.1)
+    anneal: int = 1000
+    progress: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.subspaces < 1 or self.dim < 1 or self.anneal < 1 or min(self.temperature) <= 0:
+            raise ConfigError(
+                "MUSML: subspaces, dim and anneal should be 1 or more and temperatures above 0, got"
+                f" {self.subspaces}, {self.dim}, {self.anneal}, {self.temperature}."
+            )
+        if self.loop.model.buffers or self.loop.adapts != "all":
+            raise ConfigError(
+                "MUSML: subspaces hold whole networks without running statistics.",
+                hint="Use model.bn = transductive.",
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """With one subspace, what is trained is what answers; among several, labels choose."""
+        second, one = self.loop.order == 2, self.subspaces == 1
+        return Traits(second and one, second_order=second, reads_labels_at_start=not one)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """What a task adapts, and a memory may remember."""
+        return {COORDINATES: torch.Size((self.subspaces, self.dim))}
+
+    def init(self, generator: torch.Generator) -> Params:
+        """Draw a network for every column: ``columns/{name} [K_s, m, *shape]``."""
+        drawn = [self.loop.model.init(generator) for _ in range(self.subspaces * self.dim)]
+        size = (self.subspaces, self.dim)
+        return {
+            COLUMNS + name: torch.stack([one[name] for one in drawn]).view(*size, *p.shape)
+            for name, p in drawn[0].items()
+        }
+
+    def start(self, params: Params, support: Batch, *, base: Params) -> Start:
+        """Begin at the mean of each subspace's columns."""
+        tasks = support.x.shape[0]
+        columns = scoped(params, COLUMNS)
+        like = next(iter(columns.values()))
+        v = like.new_full((tasks, self.subspaces, self.dim), 1 / self.dim)
+        spread = {n: c.expand(tasks, *c.shape) for n, c in columns.items()}
+        return Start({COORDINATES: v, **within(COLUMNS, spread)})
+
+    def adapt(
+        self,
+        start: Start,
+        support: Batch,
+        *,
+        bound: Bound | None = None,
+        steps: int | None = None,
+        order: int | None = None,
+    ) -> Adapted:
+        """Move the coordinates in every subspace; to answer, keep the best one's networks."""
+        order = self.loop.order if order is None else order
+        scale = self.loop.loss_scale
+        adapted = adapt(
+            lambda theta, x, step: self._answers(theta, x),
+            self.loop.opened(start, bound),
+            support,
+            # The subspaces share no coordinates: the gradient of the sum is each one's own.
+            loss=lambda out, y: scale * self._losses(out, y).sum(1),
+            rule=self.loop.rule,
+            steps=self.loop.steps if steps is None else steps,
+            names=[COORDINATES],
+            order=order,
+            direction=None if bound is None else bound.direction,
+        )
+        with torch.set_grad_enabled(order > 0):
+            fit = self._losses(self._answers(adapted.theta, support.x), support.y)
+        if order > 0:
+            return adapted._replace(kept={"fit": fit})
+        best = fit.argmin(1)
+        path = tuple(_of_subspace(networks(theta), best) for theta in adapted.path)
+        return adapted._replace(path=path, support_x=support.x, evaluation=True)
+
+    def outer(
+        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+        """Differentiate ``sum_k pi_k L_Q(S_k v_k)``, through the coordinates and through pi."""
+        first, last = self.temperature
+        gamma = first + self.progress * (last - first)
+        share = (-(adapted.kept or {})["fit"] / gamma).softmax(1)
+        losses = share * self._losses(self._answers(adapted.theta, query.x), query.y)
+        losses = losses.sum(1)
+        return losses.detach(), gradient_rows(losses, leaves)
+
+    def scheduled(self, iteration: int) -> "MUSML":
+        """Move gamma to where it is at ``iteration``."""
+        return replace(self, progress=min(1.0, iteration / self.anneal))
+
+    def _answers(self, theta: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
+        """Answer ``x`` in every subspace: one by one for a single task, otherwise all in one call."""
+        tasks, whole, model = x.shape[0], networks(theta), self.loop.model
+        if tasks == 1:
+            # Networks have a faster path for one task at a time.
+            each = [{n: w[:, k] for n, w in whole.items()} for k in range(self.subspaces)]
+            return torch.stack([model(own, x) for own in each], dim=1)
+        folded = {n: w.flatten(0, 1) for n, w in whole.items()}
+        out = model(folded, x.repeat_interleave(self.subspaces, dim=0))
+        return out.view(tasks, self.subspaces, *out.shape[1:])
+
+    def _losses(
+        self, out: Float[Tensor, "task subspace n out"], y: Tensor
+    ) -> Float[Tensor, "task subspace"]:
+        each = [self.loop.loss(out[:, k], y) for k in range(self.subspaces)]
+        return torch.stack(each, dim=1)
+
+
+def networks(theta: Params) -> Params:
+    """Return ``w = S_k v_k``: ``{name: [B, K_s, *shape]}``."""
+    v = theta[COORDINATES]
+    return {
+        name: torch.einsum("bkm,bkm...->bk...", v, columns)
+        for name, columns in scoped(theta, COLUMNS).items()
+    }
+
+
+def _of_subspace(whole: Params, k: Tensor) -> Params:
+    task = torch.arange(len(k), device=k.device)
+    return {name: w[task, k] for name, w in whole.items()}

@@ -1,0 +1,182 @@
+"""EMO on the learners that look at a task first: keys, gated gradients, memories per group."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.learners.problems import PICTURES, POINTS, point_episode, points
+from tests.learners.test_tsa_maml import tasks
+from torchemo.build import build_emo, build_learner
+from torchemo.config import (
+    AggregatorConfig,
+    EMOConfig,
+    KeyConfig,
+    LearnerConfig,
+    MemoryConfig,
+    OuterConfig,
+    RetrievalConfig,
+    ValueConfig,
+)
+from torchemo.errors import ConfigError
+from torchemo.learners.learner import network_names
+from torchemo.models import Conv4
+from torchemo.step import look_up, outer_step
+from torchemo.train import Trainer
+from torchemo.tree import expand, select
+from torchemo.types import Batch, Episode
+
+PAIRS = KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8)
+SMALL = EMOConfig(
+    memory=MemoryConfig(capacity=6, value_dtype="float64"),
+    key=PAIRS,
+    retrieval=RetrievalConfig(k=2),
+    aggregator=AggregatorConfig(kind="sum"),
+    value=ValueConfig(memory_steps="all"),
+)
+FAMILY = ("arml", "hsml", "tsa-maml", "bmg", "musml")
+OWN_KEY = replace(SMALL, key=KeyConfig(source="arml"))
+TINY = {"task_dim": 3, "vertices": 2, "tree": (2, 2)}
+
+
+def start_of(learner, params, support):
+    theta = select(params, network_names(params))
+    return learner.start(params, support, base=expand(theta, len(support.x)))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_what_is_remembered_changes_the_next_step_of_every_learner(name):
+    learner = points(name, **TINY)
+    params = {n: p.double() for n, p in learner.init(torch.Generator().manual_seed(0)).items()}
+    emo = build_emo(SMALL, learner, POINTS, dtype=torch.float64)
+    episode = point_episode()
+    first = outer_step(learner, params, episode, emo=emo)
+    assert torch.equal(first.losses, outer_step(learner, params, episode).losses)
+    emo.remember(first.recall, first.values)
+    second = outer_step(learner, params, episode, emo=emo)
+    assert second.recall.m == 2
+    assert not torch.allclose(second.losses, first.losses)
+
+
+@pytest.mark.parametrize("name", ["arml", "hsml"])
+def test_arml_remembers_gradients_in_its_gated_tensors(name):
+    learner = points(name, **TINY)
+    params = {n: p.double() for n, p in learner.init(torch.Generator().manual_seed(0)).items()}
+    emo, episode = build_emo(SMALL, learner, POINTS, dtype=torch.float64), point_episode()
+    found = outer_step(learner, params, episode, emo=emo).values
+    start = start_of(learner, params, episode.support)
+    gated = {n: t.detach().requires_grad_() for n, t in start.theta.items()}
+    out = learner.loop.model(gated, episode.support.x)
+    loss = (out - episode.support.y).square().mean((1, 2)).sum()
+    theirs = torch.autograd.grad(loss, list(gated.values()))
+    for tensor, expected in zip(gated, theirs, strict=True):
+        torch.testing.assert_close(found[tensor], expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["arml", "hsml", "bmg"])
+def test_the_description_of_arml_can_be_the_key(name):
+    learner = points(name, base="arml", **TINY)
+    params = {n: p.double() for n, p in learner.init(torch.Generator().manual_seed(0)).items()}
+    emo, episode = build_emo(OWN_KEY, learner, POINTS, dtype=torch.float64), point_episode()
+    assert emo.encoder is None
+    assert emo.memory.key_dim == 6
+    step = outer_step(learner, params, episode, emo=emo)
+    key = start_of(learner, params, episode.support).about["key"]
+    assert torch.equal(step.recall.keys, key)
+    emo.remember(step.recall, step.values)
+    again = look_up(learner, params, episode, emo=emo)
+    assert again.slots[:, 0].tolist() == [0, 1, 2]  # every task knows itself again
+    assert torch.equal(again.distances[:, 0], torch.zeros(3).double())
+
+
+def test_a_consolidating_memory_moves_the_gated_start():
+    chosen = replace(
+        OWN_KEY,
+        memory=MemoryConfig(capacity=3, write="consolidate", warmup=1, value_dtype="float64"),
+        value=ValueConfig(content="meta"),
+    )
+    learner = points("arml", **TINY)
+    params = {n: p.double() for n, p in learner.init(torch.Generator().manual_seed(0)).items()}
+    emo, episode = build_emo(chosen, learner, POINTS, dtype=torch.float64), point_episode()
+    for _ in range(3):
+        step = outer_step(learner, params, episode, emo=emo)
+        emo.remember(step.recall, step.values)
+    offset = emo.offset(start_of(learner, params, episode.support).theta, step.recall)
+    start = start_of(learner, params, episode.support).theta
+    for name, value in step.recall.values.items():
+        moved = torch.einsum("bm,bm...->b...", step.recall.weights, value)
+        torch.testing.assert_close(offset[name], start[name] + moved.detach())
+        assert moved.abs().sum() > 0
+
+
+def grouped(scope, capacity=12):
+    config = LearnerConfig(
+        name="tsa-maml", inner_lr=0.02, steps=2, groups=2, first_stage=2, cluster_tasks=12
+    )
+    learner = build_learner(config, points("maml").loop.model, POINTS)
+    memory = MemoryConfig(capacity=capacity, scope=scope)
+    emo = build_emo(replace(SMALL, memory=memory), learner, POINTS)
+    made = Trainer(learner, emo=emo, config=OuterConfig(lr=1e-3))
+    for i in range(14):
+        made.step(tasks(i))
+    return made
+
+
+def test_with_a_memory_per_group_a_task_recalls_its_own_group_alone():
+    made = grouped("group")
+    episode = tasks(30, 6)
+    recall = look_up(made.learner, made.params, episode, emo=made.emo)
+    own = start_of(made.learner, made.params, episode.support).about["group"]
+    assert own.unique().numel() == 2
+    remembered = made.emo.memory.notes["group"]
+    for b in range(6):
+        same = remembered[recall.slots[b]] == own[b]
+        assert same.any()
+        assert torch.equal(recall.weights[b] > 0, same)
+    shared = grouped("shared")
+    assert "group" not in shared.emo.memory.notes
+    mixed = look_up(shared.learner, shared.params, episode, emo=shared.emo)
+    assert (mixed.weights > 0).all()
+
+
+def test_the_family_runs_with_emo_on_pictures():
+    net = Conv4(3, image_size=16, filters=4)
+    g, y = torch.Generator().manual_seed(1), torch.arange(3).repeat(2, 1)
+    episode = Episode(*(Batch(torch.rand(2, 3, 3, 16, 16, generator=g), y) for _ in range(2)))
+    key = KeyConfig(layers=1, dim=8, heads=2, ff=8)
+    for name in FAMILY:
+        config = LearnerConfig(name=name, steps=1, first_stage=1, cluster_tasks=2, groups=2, **TINY)
+        learner = build_learner(config, net, PICTURES)
+        chosen = replace(SMALL, key=key, memory=MemoryConfig(capacity=4))
+        made = Trainer(learner, emo=build_emo(chosen, learner, PICTURES))
+        losses = [made.step(episode).losses for _ in range(4)]
+        assert all(loss.isfinite().all() for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("changes", "learner", "words"),
+    [
+        ({"key": KeyConfig(source="arml")}, "maml", "describes its tasks"),
+        ({"value": ValueConfig(content="query")}, "musml", "coordinates"),
+        (
+            {
+                "memory": MemoryConfig(scope="group", write="consolidate"),
+                "value": ValueConfig(content="meta"),
+            },
+            "tsa-maml",
+            "no single task",
+        ),
+    ],
+)
+def test_contradictions_are_refused(changes, learner, words):
+    with pytest.raises(ConfigError, match=words):
+        build_emo(replace(SMALL, **changes), points(learner), POINTS)
+
+
+def test_a_memory_per_group_is_refused_by_a_learner_without_groups():
+    learner, episode = points("maml"), point_episode()
+    params = {n: p.double() for n, p in learner.init(torch.Generator()).items()}
+    chosen = replace(SMALL, memory=MemoryConfig(scope="group"))
+    emo = build_emo(chosen, learner, POINTS, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="groups tasks"):
+        outer_step(learner, params, episode, emo=emo)
