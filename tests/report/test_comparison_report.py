@@ -26,7 +26,10 @@ def comparison(value, half, *, metric="accuracy", other="B", domain="birds", **m
         "tasks": 10,
         "seeds": 1,
         "difference": difference(value, half),
-        "per_domain": {domain: difference(value, 2 * half, p=0.00001)},
+        "per_domain": {
+            domain: difference(value, 2 * half, p=0.00001),
+            "fungi": difference(0.0, half),
+        },
         "per_step": [[0.2, 0.5], [0.2, 0.5 + value]],
         **more,
     }
@@ -52,6 +55,15 @@ def test_a_comparison_of_real_runs_names_runs_seeds_and_tasks(points, base, tmp_
     assert "synthetic data" in page.text
     assert broken_laws((tmp_path / "deep" / "comparison.html").read_text()) == []
     assert "://" not in (tmp_path / "deep" / "comparison.html").read_text()
+
+
+def test_a_domain_that_is_all_there_is_gets_no_row_of_its_own(tmp_path):
+    found = comparison(0.1, 0.05)
+    assert "birds" in write([found], tmp_path / "two.html").text
+    del found["per_domain"]["fungi"]
+    page = write([found], tmp_path / "one.html")
+    assert "birds" not in page.text
+    assert "all tasks" in page.text
 
 
 def test_a_bare_comparison_without_runs_is_enough(points, base, tmp_path):

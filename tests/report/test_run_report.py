@@ -87,6 +87,13 @@ def test_synthetic_tasks_are_called_synthetic_in_every_section_with_numbers(poin
         assert "The tasks are synthetic" in text
 
 
+def test_a_run_on_one_domain_has_one_row_of_results_and_no_figure_by_domain(hostile, pictures):
+    for run, rows, figures in ((hostile, 1, 1), (pictures, 5, 2)):
+        results = read(run).split('id="results"')[1].split("</section>")[0]
+        assert results.count('<th scope="row">') == rows
+        assert results.count("<svg") == figures
+
+
 def test_tasks_from_a_folder_are_not_called_synthetic(hostile):
     assert "synthetic" not in Page(read(hostile)).text
 

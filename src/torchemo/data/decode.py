@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 import numpy as np
 from jaxtyping import UInt8
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from torchemo.errors import ConfigError, DataError
 
@@ -87,7 +87,8 @@ def decode(
         image = _load(source, form.max_pixels, name=name)
         image = image if box is None else image.crop(_inside(box, image.size, name=name))
         image = _on_white(_resized(image, form, name=name))
-        pixels = np.asarray(image.convert("L" if form.channels == 1 else "RGB"))
+        mode = "L" if form.channels == 1 else "RGB"
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     pixels = 255 - pixels if form.invert else pixels
     return np.ascontiguousarray(pixels.reshape(form.height, form.width, -1).transpose(2, 0, 1))
 
@@ -152,10 +153,12 @@ def _too_large(name: str, max_pixels: int) -> DataError:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image  # not even copied, as most pictures are so
         return ImageOps.exif_transpose(image)
     except Exception:
         # Orientation is a note beside the pixels: an unreadable note means the picture as it lies.
-        return image.copy()
+        return image
 
 
 def _plain(image: Image.Image, *, name: str) -> Image.Image:
@@ -164,9 +167,11 @@ def _plain(image: Image.Image, *, name: str) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
         return image.convert("RGBA")
-    if image.mode in ("1", "L"):
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "1":
         return image.convert("L")
-    if image.mode in ("P", "RGB", "CMYK", "YCbCr"):
+    if image.mode in ("P", "CMYK", "YCbCr"):
         return image.convert("RGB")
     raise DataError(f"{name}: has the unknown colour mode {image.mode}.")
 
