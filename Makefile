@@ -17,7 +17,7 @@ help:
 	@echo "make demo    MAML against MAML with memory on the embedded tasks"
 	@echo "make test    lint, types, import contract, all tests"
 	@echo "make unit    the fast tests only (under two minutes)"
-	@echo "make bench   all speed records and docs/speed.md anew (15 minutes of an idle machine)"
+	@echo "make bench   all speed records and docs/speed.md anew (about 15 minutes of an idle machine)"
 	@echo "make reproducibility   REPRODUCIBILITY.md from the recorded studies"
 
 setup: $(STAMP)

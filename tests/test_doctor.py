@@ -97,11 +97,17 @@ def test_the_convolution_path_is_named_and_a_missing_compiler_is_a_note(
     no_gradients, monkeypatch, tmp_path
 ):
     path = tmp_path / "kernels.so"
-    monkeypatch.setattr(doctor.fused, "status", lambda: Status(True, str(path), "cc", "1234"))
+    good = Status(True, str(path), "cc", "1234")
+    monkeypatch.setattr(doctor.fused, "status", lambda bits=32: good)
     states = {check.name: check for check in diagnose(tmp_path).checks}
     assert states["convolutions"].state == "ok"
+    assert "meta-gradient differs" in states["convolutions"].detail
     assert str(path) in states["convolutions"].detail
-    monkeypatch.setattr(doctor.fused, "status", lambda: Status(False, "no C compiler found"))
+    monkeypatch.setattr(doctor, "compiled_error", lambda: 1e-6)
+    states = {check.name: check.state for check in diagnose(tmp_path).checks}
+    assert states["convolutions"] == "bad"
+    none = Status(False, "no C compiler found")
+    monkeypatch.setattr(doctor.fused, "status", lambda bits=32: none)
     states = {check.name: check for check in diagnose(tmp_path).checks}
     assert states["convolutions"].state == "note"
     assert "install a C compiler" in states["convolutions"].detail

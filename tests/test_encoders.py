@@ -439,7 +439,7 @@ def test_a_key_that_is_not_finite_is_refused_with_its_task():
 
 def test_pictures_of_another_size_or_an_empty_support_set_are_refused():
     support = pictures()
-    with pytest.raises(ShapeError, match=r"3, 16, 16\], got \[3, 6, 3, 8, 8\]"):
+    with pytest.raises(ShapeError, match=r"3, 16, 16\], got \[1, 6, 3, 8, 8\]"):
         transformer()(Batch(support.x[..., :8, :8], support.y))
     with pytest.raises(ShapeError, match="n > 0"):
         transformer()(Batch(support.x[:, :0], support.y[:, :0]))

@@ -83,7 +83,7 @@ class OwnConv(nn.Module):
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support.x [B, n, C, H, W]``; neither labels nor ``params`` are looked at."""
         weights = dict(zip(self.names, self.weights, strict=True))
-        return _few_at_a_time(self.network, weights, support.x)
+        return _task_by_task(self.network, weights, support.x)
 
 
 @final
@@ -137,7 +137,7 @@ class SharedTrunk(nn.Module):
         theta = {name: params[name] for name in self.trunk if name in params}
         check_same_structure(self.trunk, theta, what="trunk of the learner", leading=0)
         with torch.no_grad():
-            features = _few_at_a_time(self.model.features, params, support.x)
+            features = _task_by_task(self.model.features, params, support.x)
         return F.linear(features, self.linear.weight, self.linear.bias)
 
 
@@ -318,9 +318,9 @@ def join_pairs(support: Batch, x_dim: int, y_dim: int) -> Tensor:
     return torch.cat([x, y.to(x.dtype)], dim=-1)
 
 
-def _few_at_a_time(network: Network, weights: Params, x: Tensor) -> Tensor:
-    # On a CPU the maps of more than some twenty pictures fall out of the cache: 3 times slower.
-    tasks = max(1, 20 // x.shape[1]) if x.device.type == "cpu" else x.shape[0]
+def _task_by_task(network: Network, weights: Params, x: Tensor) -> Tensor:
+    # On a CPU the compiled block takes one task at a time, and its maps stay in the cache.
+    tasks = 1 if x.device.type == "cpu" else x.shape[0]
     return torch.cat([network(expand(weights, len(part)), part) for part in torch.split(x, tasks)])
 
 

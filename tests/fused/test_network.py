@@ -125,6 +125,17 @@ class Counted:
         return fused.conv_block(*args, **kwargs)
 
 
+@compiled
+@pytest.mark.parametrize("filters", [3, 4, 8])
+def test_bits_do_not_depend_on_whether_gradients_are_recorded(filters):
+    model = Conv4(3, image_size=16, filters=filters, path="fused")
+    params = {n: p.requires_grad_() for n, p in expand(make_params(model), 1).items()}
+    x = make_episode(model, tasks=1).support.x
+    with torch.no_grad():
+        quiet = model(params, x)
+    assert torch.equal(quiet, model(params, x))
+
+
 @pytest.fixture
 def counted(monkeypatch):
     counter = Counted()

@@ -21,6 +21,7 @@ def conv_block(
     scale: Float[Tensor, " filter"],
     shift: Float[Tensor, " filter"],
     eps: float,
+    pictures: bool = True,
 ) -> Float[Tensor, "n filter half_height half_width"]:
     """Convolve 3x3, normalise by the batch's statistics, pool 2x2 (floor) and apply ReLU, for one task.
 
@@ -37,6 +38,8 @@ def conv_block(
         scale: Factor of the normalised maps.
         shift: Added to them.
         eps: Added to the variances.
+        pictures: ``x`` may be taken for pictures, with kernels of their own, if it needs no gradient. Not for
+            the maps of another block: their bits must not depend on whether gradients are recorded.
     """
     _check(x, weight, bias, scale, shift)
     filters, channels = weight.shape[:2]
@@ -46,7 +49,7 @@ def conv_block(
         bias, scale, shift = (F.pad(v, (0, missing)) for v in (bias, scale, shift))
     out: Tensor
     parameters = (bias, scale.contiguous(), shift.contiguous(), eps)
-    if channels <= CHANNELS and not x.requires_grad:
+    if pictures and channels <= CHANNELS and not x.requires_grad:
         out, _ = Pictures.apply(x.contiguous(), weight.contiguous(), *parameters)  # type: ignore[no-untyped-call]
     else:
         fill = -channels % GROUP

@@ -220,7 +220,8 @@ class Conv4:
             shift = own[f"norm{i}.shift"]
             scale = own[f"norm{i}.scale"] if self.affine == "both" else torch.ones_like(shift)
             kernel, bias = own[f"conv{i}.weight"], own[f"conv{i}.bias"]
-            maps = conv_block(maps, kernel, bias=bias, scale=scale, shift=shift, eps=self.eps)
+            vectors = {"bias": bias, "scale": scale, "shift": shift}
+            maps = conv_block(maps, kernel, **vectors, eps=self.eps, pictures=i == 1)
         return self._flat(maps, 1)
 
     def _flat(self, maps: Tensor, tasks: int) -> Tensor:
