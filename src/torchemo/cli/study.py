@@ -100,9 +100,11 @@ class RunStudy:
         if self.jobs < 1:
             raise ConfigError(f"--jobs should be 1 or more, got {self.jobs}.")
 
+        from torchemo.cli.cores import task_workers
         from torchemo.runs.signals import GracefulStop
         from torchemo.study.run import StudyRun, Watch
 
+        task_workers()
         given = self.data or os.environ.get("TORCHEMO_DATA")
         results, failures = [], 0
         for study in studies:

@@ -11,6 +11,7 @@ from typing import NamedTuple, final
 
 import torch
 
+from torchemo.fused.memory import keep_memory, wanted
 from torchemo.runs.signals import GracefulStop
 from torchemo.study.job import Ended, Job, work
 
@@ -128,6 +129,8 @@ def _here(
 def _serve(pipe: Connection) -> None:
     """Work through jobs until there are no more: the main function of a worker."""
     torch.set_num_threads(1)
+    if wanted():
+        keep_memory()
     with GracefulStop() as stop:
         while True:
             try:
