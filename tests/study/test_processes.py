@@ -51,18 +51,13 @@ def test_a_worker_that_is_killed_fails_its_job_alone_and_the_job_goes_on_later(t
     assert steps == list(range(1, 401))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, jobs):
     words = (
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
-        *(
-            "--out",
-            str(tmp_path),
-            "--json",
-            "--options",
-            "train.iterations=120",
-            "train.validate_every=40",
-        ),
+        *("--cells", "maml on first", "--out", str(tmp_path), "--json"),
+        *("--jobs", str(jobs)),
+        *("--options", "train.iterations=150", "train.validate_every=50"),
     )
     begun = subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -79,4 +74,5 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
     assert not list(tmp_path.glob("F4-*"))
     again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert len(json.loads(again.stdout)[0]["cells"]) == 4
+    (cell,) = json.loads(again.stdout)[0]["cells"]
+    assert cell["tests"]["first"]["tasks"] == 12
