@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.study.test_result import a_result
+from tests.study.test_result import a_result, scores
 from torchemo.study.entries import ENTRIES
 from torchemo.study.reproducibility import COLUMNS, reproducibility
 from torchemo.study.result import save_scores, write_json
@@ -150,7 +150,7 @@ def test_committed_records_are_small_and_belong_to_entries_that_exist():
 def test_a_result_is_recorded_by_name(torchemo, tmp_path):
     folder = tmp_path / "out" / "T1-cpu-regression"
     write_json(folder / "result.json", a_result())
-    save_scores(folder / "scores.npz", {})
+    save_scores(folder / "scores.npz", {"a|mixed": scores([[[0.5], [0.25]]])})
     words = ("--tasks", "regression", "--out", tmp_path / "out", "--to", tmp_path / "kept")
     found = torchemo("study", "record", "T1", *words, "--json")
     assert found.code == 0, found.err

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.study.conftest import CELLS, tiny_study
+from torchemo.runs.events import read
+from torchemo.study.job import is_done
 from torchemo.study.pool import Crew
 from torchemo.study.run import StudyRun
 
@@ -17,20 +19,24 @@ pytestmark = pytest.mark.faults
 
 
 def jobs_of(tmp_path, iterations):
-    study = tiny_study(cells=CELLS[:1], contrasts=(), options=(f"train.iterations={iterations}",))
+    study = tiny_study(
+        cells=CELLS[:1],
+        contrasts=(),
+        options=(f"train.iterations={iterations}", "train.validate_every=20"),
+    )
     run = StudyRun(study, tmp_path, workers=1)
     run._open_data()
     return run._grid_jobs(CELLS[0])
 
 
-def test_a_worker_that_is_killed_fails_its_job_alone(tmp_path):
-    victim, other = jobs_of(tmp_path / "a", 100_000)[0], jobs_of(tmp_path / "b", 3)[1]
+def test_a_worker_that_is_killed_fails_its_job_alone_and_the_job_goes_on_later(tmp_path):
+    victim, other = jobs_of(tmp_path / "a", 400)[0], jobs_of(tmp_path / "b", 3)[1]
     killed = []
     with Crew(2) as crew:
 
         def kill(run, step):
-            if run == victim.run and not killed:
-                worker = next(w for w in crew._staff if w.process.is_alive())
+            if run == victim.run and not killed and list(victim.root.glob("checkpoints/step-*")):
+                worker = crew._staff[0]  # it was given the first job
                 killed.append(worker.process.pid)
                 os.kill(worker.process.pid, signal.SIGKILL)
 
@@ -38,20 +44,20 @@ def test_a_worker_that_is_killed_fails_its_job_alone(tmp_path):
     assert ended[victim.run].how == "failed"
     assert ended[victim.run].why == "its process died"
     assert ended[other.run].how == "done"
+    assert not is_done(victim)
+    with Crew(1) as crew:
+        assert crew.do([victim])[0].how == "done"
+    steps = [e["step"] for e in read(victim.root / "events.jsonl") if e["event"] == "step"]
+    assert steps == list(range(1, 401))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, jobs):
     words = (
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
-        *(
-            "--out",
-            str(tmp_path),
-            "--json",
-            "--options",
-            "train.iterations=120",
-            "train.validate_every=40",
-        ),
+        *("--cells", "maml on first", "--out", str(tmp_path), "--json"),
+        *("--jobs", str(jobs)),
+        *("--options", "train.iterations=150", "train.validate_every=50"),
     )
     begun = subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -68,4 +74,5 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number):
     assert not list(tmp_path.glob("F4-*"))
     again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert len(json.loads(again.stdout)[0]["cells"]) == 4
+    (cell,) = json.loads(again.stdout)[0]["cells"]
+    assert cell["tests"]["first"]["tasks"] == 12

@@ -99,10 +99,18 @@ def test_a_record_is_small_and_large_scores_keep_the_last_step_alone(tmp_path):
 def test_a_record_that_would_be_too_large_leaves_nothing_behind(tmp_path):
     folder = tmp_path / "T1-cpu-regression"
     write_json(folder / "result.json", a_result(ballast=list(range(200_000))))
-    save_scores(folder / "scores.npz", {})
+    save_scores(folder / "scores.npz", {"a|mixed": scores([[[0.5], [0.25]]])})
     with pytest.raises(DataError, match="more than 1,000,000 bytes"):
         record(folder, tmp_path / "studies")
     assert not list((tmp_path / "studies").iterdir())
+
+
+def test_a_record_of_costs_has_no_scores_beside_it(tmp_path):
+    folder = tmp_path / "T6-cpu-pictures"
+    write_json(folder / "result.json", a_result(entry="T6", tasks="pictures"))
+    save_scores(folder / "scores.npz", {})
+    assert [p.name for p in record(folder, tmp_path / "kept")] == ["T6-cpu-pictures.json"]
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["T6-cpu-pictures.json"]
 
 
 def test_results_are_found_by_entry_scale_and_tasks(tmp_path):

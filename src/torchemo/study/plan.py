@@ -96,12 +96,13 @@ def plan(
                 extra += controls_of(cell, _resolved(cell, scale, {}, more=options))
     known = {cell.name for cell in cells if cell.missing is None}
     contrasts = [c for c in entry.contrasts(scale) if {c.cell, c.against} <= known]
+    trained = scale.seeds if seeds is None else seeds
     return Study(
         entry,
         scale,
         (*cells, *extra),
         (*contrasts, *control_contrasts(extra)),
-        scale.seeds if seeds is None else seeds,
+        trained if entry.measure == "score" else trained[:1],
         options,
         chosen,
     )

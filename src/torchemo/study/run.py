@@ -244,7 +244,7 @@ class StudyRun:
         words = [
             f"torchemo study run {study.entry.name} --scale {scale.name} --tasks {scale.tasks}"
         ]
-        if study.seeds != scale.seeds:
+        if study.seeds != scale.seeds and study.entry.measure == "score":
             words.append(f"--seeds {' '.join(map(str, study.seeds))}")
         if study.chosen:
             words.append(f"--cells {' '.join(map(shlex.quote, study.chosen))}")
