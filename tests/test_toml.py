@@ -75,6 +75,8 @@ def test_arbitrary_text_is_a_config_or_a_config_error(text):
         assert isinstance(loads(text, TrainConfig, where="fuzz"), TrainConfig)
 
 
-def test_unknown_presets_list_the_known_ones():
-    with pytest.raises(ConfigError, match="maml-emo-paper"):
+def test_a_misspelt_preset_is_suggested_and_an_unknown_one_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="Did you mean 'maml'"):
         preset("mamal")
+    with pytest.raises(ConfigError, match="maml-emo-paper"):
+        preset("zzz")
