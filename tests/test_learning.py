@@ -1,5 +1,8 @@
 """It learns, and it does not cheat: known curves, and chance level before any label is seen."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,13 +10,15 @@ from torch import nn
 from torchemo.aggregators import Sum
 from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
+from torchemo.data.episodes import EpisodeSpec, sample_episodes
+from torchemo.data.load import load
 from torchemo.data.regression import RegressionSpec, sample_regression
 from torchemo.emo import EMO
 from torchemo.encoders import class_means
 from torchemo.evaluate import batches, evaluate
 from torchemo.learners import LEARNERS
 from torchemo.memory import EpisodicMemory
-from torchemo.models import MLP
+from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.stats import mean_interval
@@ -21,6 +26,7 @@ from torchemo.train import OuterConfig, Trainer
 from torchemo.types import Batch, Episode
 
 N_WAY = 4
+OMNIGLOT = Path(os.environ.get("TORCHEMO_DATA") or "") / "omniglot28.npz"
 
 
 def blobs(split):
@@ -113,3 +119,29 @@ def test_maml_learns_sinusoids_below_one_after_a_single_step():
     start, end = scores.loss.mean(0).tolist()
     assert end < 1.0
     assert start > 2.0  # the queries were not answered without adaptation
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OMNIGLOT.is_file(), reason="TORCHEMO_DATA has no omniglot28.npz")
+def test_maml_learns_omniglot_five_way_one_shot_above_ninety_percent():
+    index = load(OMNIGLOT, image_size=28, channels=1)
+    shape = TaskShape("classification", (1, 28, 28), 5)
+    model = Conv4(5, in_channels=1, image_size=28)
+    learner = build_learner(LearnerConfig(inner_lr=0.4, steps=1), model, shape)
+    outer = OuterConfig(lr=0.006, schedule="cosine")
+    made = Trainer(learner, config=outer, horizon=600, workers=2)
+
+    def sample(split, n_query):
+        spec = EpisodeSpec(n_way=5, n_shot=1, n_query=n_query, rotations=split == "train")
+        return lambda start, count: sample_episodes(
+            index, spec, seed=0, split=split, start=start, count=count
+        )
+
+    train = sample("train", 5)
+    for i in range(600):
+        made.step(train(16 * i, 16))
+    scores = evaluate(
+        learner, made.params, batches(sample("test", 5), tasks=300, size=8), steps=3, workers=2
+    )
+    assert scores.accuracy[:, -1].mean() > 0.9
+    assert abs(float(scores.accuracy[:, 0].mean()) - 0.2) < 0.05
