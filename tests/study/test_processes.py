@@ -57,18 +57,18 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, j
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
         *("--cells", "maml on first", "--out", str(tmp_path), "--json"),
         *("--jobs", str(jobs)),
-        *("--options", "train.iterations=150", "train.validate_every=50"),
+        *("--options", "train.iterations=300", "train.validate_every=50"),
     )
     begun = subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not list(tmp_path.glob("runs/*/checkpoints/step-*")):
         assert time.monotonic() < deadline, begun.communicate()
         assert begun.poll() is None, begun.communicate()
         time.sleep(0.05)
     begun.send_signal(number)
-    _, said = begun.communicate(timeout=120)
+    _, said = begun.communicate(timeout=400)
     assert begun.returncode == 128 + number, said
     assert "go on with the same command" in said
     assert not list(tmp_path.glob("F4-*"))
