@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.encoders import StatisticsKey
+from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import apply_, for_module, gradients
 from torchemo.tree import cat
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.encoders import StatisticsKey
+from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import for_module
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.encoders import StatisticsKey
+from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import for_module
 from torchemo.interop.higher import callback
 from torchemo.tree import cat

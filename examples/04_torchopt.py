@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.encoders import StatisticsKey
+from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import as_task, for_module
 from torchemo.interop.torchopt import transform
 from torchemo.tree import cat

@@ -136,7 +136,8 @@ def fake_command(monkeypatch):
             def run(self):
                 return action()
 
-        monkeypatch.setitem(cli.COMMANDS, "fake", Fake)
+        monkeypatch.setattr("torchemo.cli.doctor.Fake", Fake, raising=False)
+        monkeypatch.setitem(cli.COMMANDS, "fake", "doctor:Fake")
 
     return install
 

@@ -185,13 +185,15 @@ def test_a_reader_that_leaves_early_is_no_error():
 import sys
 from dataclasses import dataclass
 from torchemo import cli
+from torchemo.cli import doctor
 @dataclass
 class Long:
     def run(self):
         sys.stdin.read()
         print("somebody?")
         return 0
-cli.COMMANDS["long"] = Long
+doctor.Long = Long
+cli.COMMANDS["long"] = "doctor:Long"
 cli.main(["long"])
 """
     process = subprocess.Popen(

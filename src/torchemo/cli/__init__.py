@@ -4,37 +4,28 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import tyro
 
-from torchemo.cli.adapt import AdaptCommand
-from torchemo.cli.bench import BenchCommand
-from torchemo.cli.checkpoint import CheckpointCommand
-from torchemo.cli.data import DataCommand
-from torchemo.cli.demo import DemoCommand
-from torchemo.cli.doctor import DoctorCommand
-from torchemo.cli.evaluate import CompareCommand, EvalCommand
-from torchemo.cli.memory import MemoryCommand
-from torchemo.cli.report import ReportCommand
-from torchemo.cli.study import StudyCommand
-from torchemo.cli.train import TrainCommand
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "demo": DemoCommand,
-    "train": TrainCommand,
-    "eval": EvalCommand,
-    "compare": CompareCommand,
-    "report": ReportCommand,
-    "study": StudyCommand,
-    "data": DataCommand,
-    "memory": MemoryCommand,
-    "checkpoint": CheckpointCommand,
-    "adapt": AdaptCommand,
-    "bench": BenchCommand,
-    "doctor": DoctorCommand,
+COMMANDS = {
+    "demo": "demo:DemoCommand",
+    "train": "train:TrainCommand",
+    "eval": "evaluate:EvalCommand",
+    "compare": "evaluate:CompareCommand",
+    "report": "report:ReportCommand",
+    "study": "study:StudyCommand",
+    "data": "data:DataCommand",
+    "memory": "memory:MemoryCommand",
+    "checkpoint": "checkpoint:CheckpointCommand",
+    "adapt": "adapt:AdaptCommand",
+    "bench": "bench:BenchCommand",
+    "doctor": "doctor:DoctorCommand",
 }
+"""Where each command is defined; only the one that is called is imported."""
 
 _STYLE = (
     tyro.conf.FlagCreatePairsOff,
@@ -67,19 +58,25 @@ def _parse(words: Sequence[str]) -> Any:
     name = words[0] if words else "--help"
     if name in COMMANDS:  # one parser is built sooner than all of them
         return tyro.cli(
-            COMMANDS[name], prog=f"torchemo {name}", args=list(words[1:]), config=_STYLE
+            _command(name), prog=f"torchemo {name}", args=list(words[1:]), config=_STYLE
         )
     if not name.startswith("-"):
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(COMMANDS)}."
         raise ConfigError(f"there is no command '{name}'.", hint=hint)
     return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
+        {known: _command(known) for known in COMMANDS},
         prog="torchemo",
         description="Episodic Memory Optimization for few-shot meta-learning.",
         args=list(words) or ["--help"],
         config=_STYLE,
     )
+
+
+def _command(name: str) -> Callable[..., Any]:
+    module, _, command = COMMANDS[name].partition(":")
+    found: Callable[..., Any] = getattr(import_module(f"torchemo.cli.{module}"), command)
+    return found
 
 
 def _known(error: Exception) -> TorchemoError | None:
