@@ -44,6 +44,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_measurement_becomes_a_table(name):
     found = measure_here(name, json.loads(json.dumps(REQUESTS[name])), keep=False)
@@ -54,6 +55,7 @@ def test_every_measurement_becomes_a_table(name):
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
+@pytest.mark.slow
 def test_a_memory_map_may_be_larger_than_what_stays_resident():
     request = {"size": 84, "megabytes": 256, "cache_mb": 64, "batches": 60}
     found = in_fresh_process("mapped_pictures", request, keep=True)
@@ -65,6 +67,7 @@ def test_a_memory_map_may_be_larger_than_what_stays_resident():
     assert max(own) - min(own) < 3 * batch_mb
 
 
+@pytest.mark.slow
 def test_a_fresh_process_has_its_own_peak_memory():
     request = {"work": TINY, "workers": 1, "repeats": 1, "variant": "torchemo, fused"}
     ballast = torch.ones(2**27)  # half a gigabyte here is not there

@@ -43,6 +43,7 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
     assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 665)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_training_is_one_live_line(tmp_path):
     words = (*POINTS, *MEMORY, "train.iterations=200", "train.validate_every=200")
     ours, theirs = pty.openpty()

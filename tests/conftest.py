@@ -1,0 +1,47 @@
+"""Which combinations of learners, aggregators, rules and controllers belong to the unit tier.
+
+Every combination is tested: what is not in the unit tier is in the slow one. In the unit tier MAML and
+Meta-SGD meet everything, and every other learner meets the plain cases.
+"""
+
+import pytest
+
+FULL = ("maml", "meta-sgd")
+"""Learners that meet everything in the unit tier: without and with rates of their own."""
+PLAIN = (None, "sum", "consolidate")
+"""Memories that every learner meets in the unit tier."""
+FAMILY = ("arml", "hsml", "tsa-maml", "musml", "bmg")
+"""Learners around MAML: their seams with rules and aggregators are MAML's, so fewer pairs say as much."""
+MATRICES = ("laws", "test_workers.py", "test_runner.py", "test_learning.py")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not {item.path.parent.name, item.path.name} & set(MATRICES):
+            continue
+        chosen = getattr(getattr(item, "callspec", None), "params", {})
+        if is_costly(item.path.name, item.name, chosen):
+            item.add_marker(pytest.mark.slow)
+
+
+def is_costly(module, test, chosen):
+    learner = str(chosen.get("case") or chosen.get("learner") or chosen.get("name") or "maml")
+    if module == "test_runner.py":
+        return learner not in (*FULL, "tsa-maml") or (
+            learner != "maml" and not chosen.get("consolidate", True)
+        )
+    if module == "test_learning.py":
+        return learner not in (*FULL, "proto-maml")
+    if module == "test_fused.py":
+        return not plain(chosen) or learner not in ("maml", "anil")
+    if "finite_differences" in test and learner not in FULL and chosen.get("emo_case"):
+        return True
+    if learner in FULL:
+        return module == "test_workers.py" and not plain(chosen)
+    return not plain(chosen) or ("/" in learner and learner.startswith(FAMILY))
+
+
+def plain(chosen):
+    """Whether a combination has SGD, LRU and a plain memory or none."""
+    usual = (chosen.get("rule", "sgd"), chosen.get("controller", "lru")) == ("sgd", "lru")
+    return usual and chosen.get("emo_case") in PLAIN
