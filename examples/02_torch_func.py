@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import for_module
+from torchemo.key_statistics import StatisticsKey
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)
 INNER_LR, OUTER_LR, STEPS, BATCH = 0.01, 0.002, 3, 4

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import for_module
 from torchemo.interop.higher import callback
+from torchemo.key_statistics import StatisticsKey
 from torchemo.tree import cat
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)

@@ -14,9 +14,9 @@ from torch import nn
 from torch.func import functional_call
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import as_task, for_module
 from torchemo.interop.torchopt import transform
+from torchemo.key_statistics import StatisticsKey
 from torchemo.tree import cat
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from torchemo.data.regression import RegressionSpec, sample_regression
-from torchemo.key_statistics import StatisticsKey
 from torchemo.interop import as_task, combine_one, for_module
+from torchemo.key_statistics import StatisticsKey
 from torchemo.tree import cat
 
 try:
