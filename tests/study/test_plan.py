@@ -36,10 +36,8 @@ def test_every_cell_resolves_and_every_contrast_speaks_of_cells_that_exist(name,
         assert 0 < minutes(study) < 24 * 60
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [n for n, one in ENTRIES.items() if one.measure == "score"])
 def test_every_cell_with_memory_is_set_against_all_of_its_controls(name):
-    if ENTRIES[name].measure == "cost":
-        pytest.skip("nothing is trained")
     study = plan(ENTRIES[name], SCALES[ENTRIES[name].scales[0]])
     drawn = {(c.cell, c.against) for c in study.contrasts}
     for cell in study.available:
