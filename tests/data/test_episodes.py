@@ -183,7 +183,7 @@ def test_a_domain_without_classes_in_the_split_is_never_drawn():
             make_index([20, 4, 20, 20, 20]),
             {"spec": EpisodeSpec(5, 5, 15)},
             "class 'birds1' has 4 images; 5-shot \\+ 15 query needs 20.\n"
-            "Lower --n-query or drop the class \\(--min-images\\)",
+            "Lower n_query \\(data.n_query of a run\\), or leave the class out",
         ),
         (
             merge([make_index([9] * 5), make_index([9] * 4, domain="fungi")]),

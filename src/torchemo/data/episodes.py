@@ -171,14 +171,14 @@ def _check_pool(
         raise DataError(
             f"domain {index.class_domain[pool[0]]!r} has {len(pool)} classes in split {split!r};"
             f" {spec.n_way}-way needs {spec.n_way}.",
-            hint="Lower --n-way, or give the split more classes.",
+            hint="Lower n_way (data.n_way of a run), or give the split more classes.",
         )
     smallest = pool[index.counts[pool].argmin()]
     if index.counts[smallest] < spec.images_per_class:
         raise DataError(
             f"class {index.class_names[smallest]!r} has {index.counts[smallest]} images;"
             f" {spec.n_shot}-shot + {spec.n_query} query needs {spec.images_per_class}.",
-            hint="Lower --n-query or drop the class (--min-images).",
+            hint="Lower n_query (data.n_query of a run), or leave the class out.",
         )
 
 
