@@ -33,6 +33,9 @@ of them again on an idle machine and writes this page. How the compiled block wo
 - All variants run with the same allocator setting: freed memory is kept in the process, as our commands do;
   one case repeats the comparison with the default. Peak memory is measured with the default.
 - With two threads ours runs two tasks at once, the others have two threads inside operations.
+- Whole steps differ by more than memory costs, so memory alone is the CPU time that it adds to steps that are
+  short without it (16 px; with a key network 84 px, one inner step, one query per class), as a share of
+  the step: this is held against what was wanted.
 """
 
 
@@ -113,12 +116,13 @@ def _memory_goals(record):
         "consolidation": 3,
         "sum, key network, trained: outer": 10,
         "sum, key network, trained: self_recognition": 10,
+        "sum, statistics network, trained: self_recognition": 10,
         "gate, first step": 20,
         "coordinate, first step": 20,
     }
     rows = record["cases"]["shares of the step"]["rows"]
     for name, limit in limits.items():
-        found = 100 * rows[name]["added_share"]["median"]
+        found = 100 * rows[name]["alone"]["median"]
         yield [
             f"MAML with memory: {name}",
             f"below {limit} %",

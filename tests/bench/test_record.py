@@ -8,10 +8,10 @@ import torch
 from torchemo.bench import record as records
 from torchemo.bench.growth import resident_mb
 from torchemo.bench.limit import counted
-from torchemo.bench.plan import PLANS
+from torchemo.bench.plan import PLANS, Case
 from torchemo.bench.process import MEASUREMENTS, in_fresh_process, measure_here
 from torchemo.bench.tables import percent, ratio, seconds, tables
-from torchemo.errors import ResourceError
+from torchemo.errors import ConfigError, ResourceError
 
 TINY = {"size": 16, "filters": 2, "tasks": 1, "steps": 1, "n_query": 1, "n_way": 2}
 
@@ -30,7 +30,7 @@ REQUESTS = {
     "step": {"work": TINY, "workers": 1, "repeats": 1, "only": ["torchemo, fused", "plain loop"]},
     "sizes": {"work": TINY, "quantity": "tasks", "values": [1, 2], "repeats": 1},
     "learners": {"work": TINY, "repeats": 1},
-    "shares": {"work": TINY, "repeats": 1},
+    "shares": {"work": TINY, "repeats": 1, "small": 16, "small_repeats": 1},
     "verbs": {"work": TINY, "repeats": 1, "k": [1], "parameters": [10]},
     "search": {"recall": [("exact", "clusters", [3, 30])], "remember": [3, 30], "repeats": 1},
     "mapped": {"slots": 200, "numbers": 10},
@@ -100,6 +100,48 @@ def test_a_record_says_what_where_and_who_was_left_out(monkeypatch, tmp_path):
     read = json.loads((tmp_path / "new" / "data.json").read_text())
     assert read["cases"]["episodes"]["pi"] == 3.142
     assert read["cases"]["episodes"]["kept"] is True
+
+
+def test_some_cases_are_measured_anew_and_the_others_stay(monkeypatch):
+    number = iter(range(100))
+    monkeypatch.setattr(
+        records, "in_fresh_process", lambda name, request, keep: {"number": next(number)}
+    )
+    first = records.measure_all("data", quick=True)
+    second = records.measure_all("data", quick=True, chosen=["episodes"], earlier=first)
+    assert list(second["cases"]) == list(first["cases"])
+    changed = {n for n, case in second["cases"].items() if case != first["cases"][n]}
+    assert changed == {"episodes"}
+    alone = records.measure_all("data", quick=True, chosen=["epi*"])
+    assert list(alone["cases"]) == ["episodes"]
+
+
+def test_cases_of_another_kind_of_record_do_not_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(records, "in_fresh_process", lambda name, request, keep: {})
+    with pytest.raises(ConfigError, match="no case like steps"):
+        records.measure_all("data", quick=True, chosen=["steps"])
+    other = records.measure_all("growth", quick=True)
+    with pytest.raises(ConfigError, match="differs in what"):
+        records.measure_all("data", quick=True, chosen=["episodes"], earlier=other)
+    other = records.measure_all("data", quick=True)
+    other["environment"]["packages"] = {"torch": "1.0"}
+    with pytest.raises(ConfigError, match="differs in packages"):
+        records.measure_all("data", quick=True, chosen=["episodes"], earlier=other)
+    (tmp_path / "data.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not a record"):
+        records.read(tmp_path / "data.json")
+
+
+def test_of_several_processes_the_median_peak_counts(monkeypatch):
+    peaks = iter([5.0, 1.0, 3.0])
+    monkeypatch.setattr(
+        records, "in_fresh_process", lambda name, request, keep: {"peak_mb": next(peaks)}
+    )
+    plan = {"peak": Case("peak", {}, keep=False, processes=3)}
+    monkeypatch.setitem(records.PLANS, "step", lambda quick: plan)
+    case = records.measure_all("step")["cases"]["peak"]
+    assert case["peak_mb"] == 3.0
+    assert case["peaks_mb"] == [1.0, 3.0, 5.0]
 
 
 def test_spreads_are_written_in_the_unit_that_suits_them():

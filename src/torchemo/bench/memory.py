@@ -1,11 +1,20 @@
 """What memory costs: its verbs alone, against size, and as a share of the MAML step."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 
-from torchemo.bench.clock import Spread, Variant, interleave, rows, seconds_per_call, spread
+from torchemo.bench.clock import (
+    Sample,
+    Spread,
+    Variant,
+    interleave,
+    rows,
+    seconds_per_call,
+    spread,
+)
 from torchemo.bench.stores import K, full_of_vectors, unit_keys
 from torchemo.bench.work import Work
 from torchemo.build import build_emo
@@ -44,10 +53,17 @@ def emo_cases() -> dict[str, EMOConfig]:
         aggregator=AggregatorConfig(kind="sum"),
         value=ValueConfig(content="meta"),
     )
-    for training in ("outer", "self_recognition"):
-        cases[f"sum, key network, trained: {training}"] = EMOConfig(
+    keys = {
+        "key network, trained: outer": KeyConfig(training="outer"),
+        "key network, trained: self_recognition": KeyConfig(training="self_recognition"),
+        "statistics network, trained: self_recognition": KeyConfig(
+            network="learned_statistics", training="self_recognition"
+        ),
+    }
+    for name, key in keys.items():
+        cases[f"sum, {name}"] = EMOConfig(
             memory=MemoryConfig(capacity=CAPACITY),
-            key=KeyConfig(training=training),
+            key=key,
             retrieval=RetrievalConfig(k=K),
             aggregator=AggregatorConfig(kind="sum"),
         )
@@ -66,8 +82,35 @@ def _literal(kind: AggregatorKind, steps: Any) -> EMOConfig:
 
 
 def shares(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Time the MAML step with each kind of memory, writes included, against the step without."""
+    """Time the MAML step with each kind of memory, writes included, against the step without.
+
+    A share of a few percent drowns in the noise of long steps, so what memory takes is also timed in steps
+    that are short without it, many times: on small pictures, of which it sees none but through a key
+    network; with a key network, with one inner step and one query per class, of which that sees no more.
+    Seconds added there, as a share of the long step, are memory ``alone``.
+    """
     work = Work(**request["work"])
+    times = _step_times(work, emo_cases(), request["repeats"])
+    found = rows(times, base="maml")
+    for name, row in found.items():
+        pairs = zip(times[name], times["maml"], strict=True)
+        row["added_share"] = spread([own.cpu / base.cpu - 1 for own, base in pairs])
+    step = found["maml"]["cpu"]["median"]
+    for reads, short in (
+        (False, replace(work, size=request["small"], n_query=1)),
+        (True, replace(work, steps=1, n_query=1)),
+    ):
+        cases = {n: c for n, c in emo_cases().items() if reads == (c.key.network != "statistics")}
+        times = _step_times(short, cases, request["small_repeats"])
+        for name in cases:
+            pairs = zip(times[name], times["maml"], strict=True)
+            found[name]["alone"] = spread([(own.cpu - base.cpu) / step for own, base in pairs])
+    return {"capacity": CAPACITY, "k": K, "rows": found}
+
+
+def _step_times(
+    work: Work, cases: Mapping[str, EMOConfig], repeats: int
+) -> dict[str, list[Sample]]:
     learner, params, tasks = work.make_learner(), work.params(), work.episode()
 
     def step(emo: EMO | None, recognition: SelfRecognition | None = None) -> None:
@@ -78,19 +121,14 @@ def shares(request: Mapping[str, Any]) -> dict[str, Any]:
             emo.remember(found.recall, found.values)
 
     variants = {"maml": Variant(lambda: step(None))}
-    for name, config in emo_cases().items():
+    for name, config in cases.items():
         emo = build_emo(config, learner, work.shape)
         fill(emo, learner, params)
         own = None
         if config.key.training == "self_recognition" and emo.encoder is not None:
             own = SelfRecognition(emo.encoder, n_way=work.n_way)
         variants[name] = Variant(lambda emo=emo, own=own: step(emo, own))  # type: ignore[misc]
-    times = interleave(variants, repeats=request["repeats"])
-    found = rows(times, base="maml")
-    for name, row in found.items():
-        pairs = zip(times[name], times["maml"], strict=True)
-        row["added_share"] = spread([own.cpu / base.cpu - 1 for own, base in pairs])
-    return {"capacity": CAPACITY, "k": K, "rows": found}
+    return interleave(variants, repeats=repeats)
 
 
 # -- the verbs alone -------------------------------------------------------------------------------

@@ -132,11 +132,17 @@ def _sizes(name: str, case: Mapping[str, Any]) -> Table:
 
 def _shares(name: str, case: Mapping[str, Any]) -> Table:
     rows = [
-        [variant, seconds(row["wall"]), percent(row["added_share"])]
+        [
+            variant,
+            seconds(row["wall"]),
+            percent(row["added_share"]),
+            percent(row["alone"]) if "alone" in row else "",
+        ]
         for variant, row in case["rows"].items()
     ]
     title = f"MAML with memory, T = {case['capacity']}, k = {case['k']}"
-    return Table(title, ["memory", "wall", "added CPU time"], rows)
+    columns = ["memory", "wall", "added CPU time, whole steps", "memory alone, of the step"]
+    return Table(title, columns, rows)
 
 
 def _verbs(name: str, case: Mapping[str, Any]) -> Table:

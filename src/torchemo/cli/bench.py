@@ -28,6 +28,13 @@ class BenchCommand:
     ]
     quick: bool = False
     """Small cases, few repeats: shows that it works, not how fast it is."""
+    cases: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="PATTERN ...",
+            help="Only cases with such names, such as 'peak*'; the others in the file of --out stay.",
+        ),
+    ] = ()
     out: Path | None = None
     """Write the record, with its environment, to this file."""
     json: bool = False
@@ -35,10 +42,14 @@ class BenchCommand:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.bench.record import measure_all, write
+        from torchemo.bench.record import measure_all, read, write
         from torchemo.bench.tables import tables
 
-        record = measure_all(self.what, quick=self.quick, on_case=_tell)
+        there = self.cases and self.out is not None and self.out.is_file()
+        earlier = read(self.out) if there and self.out is not None else None
+        record = measure_all(
+            self.what, quick=self.quick, chosen=self.cases, earlier=earlier, on_case=_tell
+        )
         if self.out is not None:
             write(record, self.out)
         if self.json:
