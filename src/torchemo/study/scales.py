@@ -209,7 +209,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             _CPU,
             tasks="regression",
             options=(
-                *("train.iterations=3000", "train.tasks=16", "train.validate_every=500"),
+                *("train.iterations=2000", "train.tasks=16", "train.validate_every=400"),
                 *("train.validation_tasks=400", "data.n_shot=10", "outer.schedule=cosine"),
             ),
             worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
