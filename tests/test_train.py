@@ -53,6 +53,25 @@ def test_scheduled_rates_are_those_of_torch_cosine_annealing():
         torch.testing.assert_close(ours.params[name], p, rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("case", ["meta-sgd", "maml++"])
+def test_learned_inner_rates_can_have_an_outer_rate_of_their_own(case):
+    ours = trainer(case, config=OuterConfig(lr=0.01, rates_lr=1e-4, clip=None))
+    theirs = {n: p.detach().clone().requires_grad_() for n, p in ours.params.items()}
+    adams = [
+        torch.optim.Adam([p for n, p in theirs.items() if n.startswith("rate/") == rates], lr=lr)
+        for rates, lr in ((False, 0.01), (True, 1e-4))
+    ]
+    for i in range(3):
+        episode = make_episode(i)
+        for name, gradient in outer_step(ours.learner, theirs, episode).gradients.items():
+            theirs[name].grad = gradient
+        for adam in adams:
+            adam.step()
+        ours.step(episode)
+    for name, p in theirs.items():
+        torch.testing.assert_close(ours.params[name], p, rtol=1e-13, atol=0)
+
+
 def test_a_schedule_without_the_length_of_the_training_is_refused():
     with pytest.raises(ConfigError, match="horizon"):
         trainer(config=OuterConfig(schedule="cosine"))

@@ -284,6 +284,9 @@ class OuterConfig:
 
     lr: float = 1e-3
     """beta, the outer rate (A11). The paper prints 0.01."""
+    rates_lr: float | None = None
+    """meta-sgd, maml++: outer rate of the learned inner rates; None takes lr. Adam moves a rate by about
+    this much per step, so rates near 0.003 need less than 0.003."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam for all learners but Reptile, which steps by plain SGD with rate eps."""
     clip: float | None = 10.0
@@ -296,6 +299,8 @@ class OuterConfig:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ConfigError(f"the outer rate should be above 0, got {self.lr}.")
+        if self.rates_lr is not None and not self.rates_lr > 0:
+            raise ConfigError(f"rates_lr should be None or above 0, got {self.rates_lr}.")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip should be None or above 0, got {self.clip}.")
 

@@ -2,7 +2,8 @@
 
 ARML and its family come in sizes for a CPU; ``<learner>-published`` has the published ones, for pictures
 of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates, for comparison with it.
-``-emo`` is the reading we use ourselves: the consolidating memory with keys that recognise their own task.
+``-emo`` is the reading we use ourselves: the consolidating memory with keys from plain statistics of the
+support set that learn to recognise their own task.
 """
 
 import difflib
@@ -60,7 +61,7 @@ of MAML, 2 500 of four tasks each that are clustered, 40 000 of its groups."""
 
 _OURS = EMOConfig(
     memory=MemoryConfig(capacity=8, write="consolidate"),
-    key=KeyConfig(layers=2, training="self_recognition"),
+    key=KeyConfig(network="learned_statistics", training="self_recognition"),
     retrieval=RetrievalConfig(k=None),
     aggregator=AggregatorConfig(kind="sum"),
     value=ValueConfig(content="meta"),
@@ -150,16 +151,24 @@ def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
 
 def _for_regression(config: RunConfig) -> RunConfig:
     emo = replace(config.emo, key=replace(config.emo.key, embedder="pairs"))
+    if emo.memory.write == "consolidate":  # an MLP's slots are small, and more of them help
+        emo = replace(emo, memory=replace(emo.memory, capacity=16))
     rate = config.learner.inner_lr if config.learner.rule == "adam" else 0.003
     if config.learner.name == "musml":  # a coordinate moves a whole network: 0.003 diverges
         rate = 0.0005
     learner = replace(config.learner, inner_lr=rate, rate_init=(0.001, 0.005))
+    outer = config.outer
+    if (
+        learner.name == "meta-sgd"
+    ):  # Adam would move rates of 0.003 by a third of themselves per step
+        outer = replace(outer, rates_lr=1e-4)
     if learner.name in ("arml", "hsml"):
         learner = replace(learner, task_dim=40, task_width=2.0, vertices=6, aux_weight=0.01)
     return replace(
         config,
         emo=emo,
         learner=learner,
+        outer=outer,
         model=replace(config.model, name="mlp"),
         data=replace(config.data, source=("regression:hsml4",), n_query=10),
         train=replace(config.train, tasks=16),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
 from torchemo.errors import CheckpointError, ConfigError, Diverged
 from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned
+from torchemo.learners.meta_sgd import RATE
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
 from torchemo.step import OuterStep, outer_step
@@ -81,11 +82,17 @@ class Trainer:
         }
         kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
         self.learned = learned(learner, self.params)
-        groups = [{"params": list(self.learned.values())}]
         self.emo_learned = self._emo_learned()
-        if self.emo_learned:
-            groups.append({"params": list(self.emo_learned.values())})
-        self.optimizer: torch.optim.Optimizer = kind(groups, lr=self.config.lr)
+        self.optimizer: torch.optim.Optimizer = kind(self._groups(), lr=self.config.lr)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Put learned inner rates in a group of their own if they have an outer rate of their own."""
+        own = self.config.rates_lr
+        rates = {n: p for n, p in self.learned.items() if own is not None and n.startswith(RATE)}
+        others = [p for n, p in self.learned.items() if n not in rates]
+        sets = [(others, self.config.lr), (list(rates.values()), own)]
+        sets.append((list(self.emo_learned.values()), self.config.lr))
+        return [{"params": ps, "lr": lr, "initial_lr": lr} for ps, lr in sets if ps]
 
     def _checked_horizon(self, horizon: int | None) -> int | None:
         if self.config.schedule != "constant" and (horizon is None or horizon < 1):
@@ -203,7 +210,7 @@ class Trainer:
             raise _diverged(self.iteration, "the learner has a non-finite gradient")
         self._descend(self.emo_learned, result.emo_gradients)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * self.rate_factor
+            group["lr"] = group["initial_lr"] * self.rate_factor
         self.optimizer.step()
         for name, buffer in result.buffers.items():
             self.params[name].data.copy_(buffer)

@@ -138,7 +138,8 @@ def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[
             f"{entry.name} has no cell like {', '.join(patterns)}.",
             hint=f"It has: {', '.join(cell.name for cell in cells)}.",
         )
-    return found
+    needed = {cell.of for cell in found}  # they take the rates of these
+    return [cell for cell in cells if cell in found or cell.name in needed]
 
 
 def _checked(cell: Cell) -> Cell:

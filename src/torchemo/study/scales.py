@@ -33,6 +33,7 @@ class Scale:
         diagnosed: Tasks on which recalls are looked at.
         capacities: Memory sizes of the sweep over T.
         neighbours: Sizes of the sweep over k.
+        longer: Outer steps of a base learner that is given more time than memory takes, as a multiple.
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 
@@ -50,6 +51,7 @@ class Scale:
     diagnosed: int
     capacities: tuple[int, ...]
     neighbours: tuple[int, ...]
+    longer: float
     seconds: float
 
     @property
@@ -64,13 +66,18 @@ class Scale:
 
 
 def _rates(*pairs: tuple[float, float]) -> tuple[tuple[str, ...], ...]:
-    return tuple((f"learner.inner_lr={inner}", f"outer.lr={outer}") for inner, outer in pairs)
+    return tuple((f"learner.inner_lr={inner}", *_outer(outer)) for inner, outer in pairs)
 
 
 def _ranges(*triples: tuple[float, float, float]) -> tuple[tuple[str, ...], ...]:
     return tuple(
-        (f"learner.rate_init=[{low}, {high}]", f"outer.lr={outer}") for low, high, outer in triples
+        (f"learner.rate_init=[{low}, {high}]", *_outer(outer)) for low, high, outer in triples
     )
+
+
+def _outer(rate: float) -> tuple[str, str]:
+    """Consolidated slots are parameters that the outer loop learns: they take its rate."""
+    return f"outer.lr={rate}", f"emo.memory.slot_lr={rate}"
 
 
 def _worlds(*sets: str, **more: tuple[str, ...]) -> MappingProxyType[str, tuple[str, ...]]:
@@ -117,6 +124,7 @@ _SMOKE = Scale(
     diagnosed=8,
     capacities=(0, 2, 4),
     neighbours=(0, 2, 4),
+    longer=1.5,
     seconds=0.05,
 )
 
@@ -124,8 +132,9 @@ _CPU = replace(
     _SMOKE,
     name="cpu",
     options=(
-        *("train.iterations=3000", "train.tasks=4", "train.validate_every=500"),
+        *("train.iterations=2500", "train.tasks=4", "train.validate_every=500"),
         *("train.validation_tasks=200", "data.n_query=5", "model.filters=16"),
+        "outer.schedule=cosine",
     ),
     memory_options=(),
     worlds=_worlds(
@@ -141,13 +150,16 @@ _CPU = replace(
         },
     ),
     image_size=32,
-    grid=_rates((0.05, 1e-3), (0.2, 1e-3), (0.001, 0.01)),
-    meta_sgd_grid=_ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3), (0.0005, 0.002, 0.01)),
+    grid=_rates((0.1, 3e-3), (0.1, 1e-3), (0.3, 3e-3), (0.001, 0.01)),
+    meta_sgd_grid=_ranges(
+        (0.05, 0.15, 3e-3), (0.05, 0.15, 1e-3), (0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01)
+    ),
     seeds=(0, 1, 2),
     test_tasks=1000,
     diagnosed=100,
     capacities=(0, 20, 50, 100, 200, 500),
     neighbours=(0, 1, 5, 10, 20, 35),
+    longer=1.2,
     seconds=0.1,
 )
 
@@ -173,10 +185,8 @@ _PAPER = replace(
     seconds=2.0,
 )
 
-_POINT_RATES = _rates((0.003, 1e-3), (0.001, 1e-3), (0.01, 1e-3), (0.03, 1e-3))
-_POINT_RANGES = _ranges(
-    (0.001, 0.005, 1e-3), (0.0003, 0.0015, 1e-3), (0.003, 0.015, 1e-3), (0.01, 0.05, 1e-3)
-)
+_POINT_RATES = _rates((0.003, 3e-3), (0.001, 3e-3), (0.003, 1e-3))
+_POINT_RANGES = _ranges((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 1e-3))
 
 SCALES: MappingProxyType[str, Scale] = MappingProxyType(
     {
@@ -199,12 +209,13 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             _CPU,
             tasks="regression",
             options=(
-                *("train.iterations=6000", "train.tasks=16", "train.validate_every=1000"),
-                "train.validation_tasks=400",
+                *("train.iterations=2000", "train.tasks=16", "train.validate_every=400"),
+                *("train.validation_tasks=400", "data.n_shot=10", "outer.schedule=cosine"),
             ),
-            worlds=_HSML,
+            worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
             grid=_POINT_RATES,
             meta_sgd_grid=_POINT_RANGES,
+            longer=2.0,
             seconds=0.02,
         ),
         "paper/pictures": _PAPER,

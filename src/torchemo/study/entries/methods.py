@@ -49,6 +49,11 @@ def emo_cells(
     )
 
 
+def is_ours(cell: Cell) -> bool:
+    """Whether a cell has memory in the reading we use ourselves."""
+    return cell.preset.endswith("-emo")
+
+
 def rule_cells(*, world: str = "mixed", n_shot: int = 1) -> tuple[Cell, ...]:
     """Return MAML with three inner rules and with memory in both readings (T2, F1, F2)."""
     rules = {"momentum": "Momentum", "adam": "Adam"}
