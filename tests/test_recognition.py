@@ -8,7 +8,7 @@ import torch
 
 from torchemo.encoders import MeanKey, OwnConv, PairEmbedder, TransformerKey
 from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError
-from torchemo.key_statistics import StatisticsKey
+from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.recognition import SelfRecognition, query_as_support, self_recognition_loss
 from torchemo.rng import generator_for
 from torchemo.types import Batch, Episode
@@ -128,6 +128,32 @@ def test_without_older_sets_only_the_batch_gives_negatives():
     recognition = SelfRecognition(encoder(), older=0)
     recognition.step(episodes(0))
     assert recognition.queue is None
+
+
+class Whole(torch.nn.Module):
+    """A key network that hides that it sees summaries alone."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, support, params=None):
+        return self.inside(support, params)
+
+
+def test_keeping_summaries_trains_like_keeping_the_support_sets():
+    def network():
+        return StatisticsNetwork(X_DIM, 1, generator=generator_for(0, "weights"), dim=8)
+
+    short = SelfRecognition(network(), older=8)
+    long = SelfRecognition(Whole(network()), older=8)
+    for step in range(4):
+        losses = [r.step(episodes(step)) for r in (short, long)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for ours, theirs in zip(short.encoder.parameters(), long.encoder.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert long.queue.x.shape == (8, 5, X_DIM)
+    assert short.queue.x.shape == (8, short.encoder.layers[0].in_features)
 
 
 def test_support_sets_of_another_size_are_refused_before_anything_changes():

@@ -53,6 +53,20 @@ class KeyEncoder(Protocol):
         """Yield the weights by name, as ``nn.Module`` does."""
 
 
+@runtime_checkable
+class Summarizing(Protocol):
+    """A key network whose weights see a support set only through numbers that no weight enters.
+
+    Whoever keeps support sets to encode them again can keep these numbers instead.
+    """
+
+    def summary(self, support: Batch) -> Tensor:
+        """Return the numbers ``[B, s]`` of the support sets of B tasks."""
+
+    def of_summary(self, summary: Tensor) -> Tensor:
+        """Return the keys ``[B, dim]`` of support sets with these numbers."""
+
+
 @final
 class OwnConv(nn.Module):
     """Embed pictures with a Conv-4 of the key network's own: 4 blocks, global mean, linear.

@@ -114,14 +114,19 @@ class StatisticsNetwork(nn.Module):
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the keys of the support sets."""
-        embedded = self.embed(support, params)
+        return self.of_summary(self.summary(support))
+
+    def summary(self, support: Batch) -> Float[Tensor, "task s"]:
+        """Return s, which no weight enters."""
+        embedded = self.embed(support)
         if self.sizes[1] is None:
-            spread = embedded.std(1, correction=0)
-            statistics = torch.cat([embedded.mean(1), spread], dim=1)
-        else:
-            statistics = _signed_log(self._curves(embedded))
+            return torch.cat([embedded.mean(1), embedded.std(1, correction=0)], dim=1)
+        return _signed_log(self._curves(embedded))
+
+    def of_summary(self, summary: Float[Tensor, "task s"]) -> Float[Tensor, "task dim"]:
+        """Return the keys of support sets with these statistics."""
         weights = next(self.layers.parameters())
-        return checked_keys(self.layers(statistics.to(weights.dtype)), unit=True)
+        return checked_keys(self.layers(summary.to(weights.dtype)), unit=True)
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
         """Return the mean e_i of each class."""

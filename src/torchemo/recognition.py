@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.encoders import KeyEncoder
+from torchemo.encoders import KeyEncoder, Summarizing
 from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError
 from torchemo.losses import check_labels
 from torchemo.types import Batch, Episode, Params
@@ -70,8 +70,9 @@ class SelfRecognition:
     """Train a key network by `self_recognition_loss`, with its own Adam.
 
     The negatives are the other tasks of the batch and the last ``older`` support sets. These are
-    kept as inputs and encoded anew, with gradients, at every step: beside stored keys, which belong
-    to an older network, or constant ones, the new keys collapse into one cluster.
+    kept as inputs (or what the network's weights see of them, `Summarizing`) and encoded anew, with
+    gradients, at every step: beside stored keys, which belong to an older network, or constant ones, the
+    new keys collapse into one cluster.
 
     Args:
         encoder: The key network; its trainable weights are updated in place.
@@ -112,7 +113,7 @@ class SelfRecognition:
 
     @property
     def queue(self) -> Batch | None:
-        """The support sets that serve as negatives, at most ``older`` of them."""
+        """The support sets that serve as negatives, or their summaries, at most ``older`` of them."""
         if self._ring is None:
             return None
         filled = min(self._pushed, self.older)
@@ -131,13 +132,27 @@ class SelfRecognition:
             episode: B tasks.
             params: The learner's meta-parameters, if the key network reads them.
         """
-        queue = self.queue
+        return self._loss(self._kept(episode.support), episode.query, params)
+
+    def _loss(self, kept: Batch, query: Batch, params: Params | None) -> Tensor:
+        queue, again = self.queue, self._kept(query_as_support(query, self.n_way))
         return self_recognition_loss(
-            self.encoder(episode.support, params),
-            self.encoder(query_as_support(episode.query, self.n_way), params),
-            None if queue is None else self.encoder(queue, params),
+            self._keys(kept, params),
+            self._keys(again, params),
+            None if queue is None else self._keys(queue, params),
             temperature=self.temperature,
         )
+
+    def _kept(self, support: Batch) -> Batch:
+        """Return what is kept of support sets: all that their keys depend on but weights."""
+        if isinstance(self.encoder, Summarizing):
+            return Batch(self.encoder.summary(support), support.y)
+        return support
+
+    def _keys(self, kept: Batch, params: Params | None) -> Tensor:
+        if isinstance(self.encoder, Summarizing):
+            return self.encoder.of_summary(kept.x)
+        return self.encoder(kept, params)
 
     def step(
         self, episode: Episode, params: Params | None = None, *, rate_factor: float = 1.0
@@ -149,31 +164,36 @@ class SelfRecognition:
             params: The learner's meta-parameters, if the key network reads them.
             rate_factor: Multiplies the rate of this step alone (a schedule).
         """
-        self._check_fits(episode.support)
+        kept = self._kept(episode.support)
+        self._check_fits(kept)
         weights = list(self._weights.values())
-        loss = self.loss(episode, params)
+        loss = self._loss(kept, episode.query, params)
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         # The outer loop may be collecting gradients in the same fields.
-        kept = [p.grad for p in weights]
+        others = [p.grad for p in weights]
         _set_gradients(weights, gradients)
         lr = self.lr
         self._adam.param_groups[0]["lr"] = lr * rate_factor
         self._adam.step()
         self._adam.param_groups[0]["lr"] = lr
-        _set_gradients(weights, kept)
-        self.push(episode.support)
+        _set_gradients(weights, others)
+        self._push(kept)
         return float(loss.detach())
 
     def push(self, support: Batch) -> None:
         """Keep the support sets of B tasks in place of the oldest ones."""
-        self._check_fits(support)
+        kept = self._kept(support)
+        self._check_fits(kept)
+        self._push(kept)
+
+    def _push(self, kept: Batch) -> None:
         if self.older == 0:
             return
         if self._ring is None:
-            self._ring = Batch(*(t.new_zeros(self.older, *t.shape[1:]) for t in support))
-        tasks = support.x.shape[0]
-        last = torch.arange(max(0, tasks - self.older), tasks, device=support.x.device)
-        for ring, values in zip(self._ring, support, strict=True):
+            self._ring = Batch(*(t.new_zeros(self.older, *t.shape[1:]) for t in kept))
+        tasks = kept.x.shape[0]
+        last = torch.arange(max(0, tasks - self.older), tasks, device=kept.x.device)
+        for ring, values in zip(self._ring, kept, strict=True):
             ring[(self._pushed + last) % self.older] = values[last].detach()
         self._pushed += tasks
 
