@@ -47,6 +47,14 @@ def test_help_lists_every_command_and_is_what_no_command_gets(torchemo):
     assert torchemo() == found
 
 
+def test_the_package_is_the_command_too():
+    found = subprocess.run(  # noqa: S603 -- this very interpreter on this very package
+        [sys.executable, "-m", "torchemo", "trian"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    assert "Did you mean 'train'?" in found.stderr
+
+
 def test_no_help_waits_for_torch():
     code = f"""
 import sys

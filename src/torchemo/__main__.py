@@ -1,0 +1,5 @@
+"""``python -m torchemo``: the ``torchemo`` command, where its script is not on the path."""
+
+from torchemo.cli import main
+
+main()
