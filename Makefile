@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Real pictures for studies and slow tests, where they lie beside the project.
 export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
-# Two test processes with one thread each beat one with two.
+# Two test processes with one thread each beat one with two, and compiled files save every tier a quarter minute.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 .PHONY: help setup demo test unit shapes faults slow lint bench reproducibility clean
 

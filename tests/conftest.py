@@ -1,13 +1,13 @@
 """Which combinations of learners, aggregators, rules and controllers belong to the unit tier.
 
-Every combination is tested: what is not in the unit tier is in the slow one. In the unit tier MAML and
-Meta-SGD meet everything, and every other learner meets the plain cases.
+Every combination is tested: what is not in the unit tier is in the slow one. In the unit tier MAML meets
+everything, and every other learner meets the plain cases.
 """
 
 import pytest
 
-FULL = ("maml", "meta-sgd")
-"""Learners that meet everything in the unit tier: without and with rates of their own."""
+FULL = ("maml",)
+"""Learners that meet everything in the unit tier."""
 PLAIN = (None, "sum", "consolidate")
 """Memories that every learner meets in the unit tier."""
 FAMILY = ("arml", "hsml", "tsa-maml", "musml", "bmg")

@@ -23,7 +23,7 @@ def out(tmp_path_factory):
 def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     tasks = "pictures" if name in (*PICTURES, "T9") else "regression"
     words = ["--scale", "smoke", "--tasks", tasks, "--out", out, "--jobs", 1, "--seeds", 0]
-    few = ["--no-controls"] if name in ("T3", "T4", "F5", "T9") else []
+    few = ["--no-controls"] if name in ("T3", "T4", "F5", "T9", "R1") else []
     found = torchemo("study", "run", name, *words, *few, "--json")
     assert found.code == 0, found.err
     result = found.json[0]
@@ -40,7 +40,7 @@ def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     assert "<svg" in (folder / "report.html").read_text()
     shown = torchemo("study", "show", name, "--out", out)
     assert shown.code == 0
-    assert "The paper" in shown.out or name == "F1"
+    assert "The paper" in shown.out or name in ("F1", "R1")
 
 
 def test_the_benefit_table_runs_with_all_its_controls_on_pictures(torchemo, tmp_path):
@@ -48,7 +48,7 @@ def test_the_benefit_table_runs_with_all_its_controls_on_pictures(torchemo, tmp_
     found = torchemo("study", "run", "T1", *words, "--cells", "maml*", "--json")
     assert found.code == 0, found.err
     cells = {cell["name"]: cell for cell in found.json[0]["cells"]}
-    assert len(cells) == 3 + 3 + 4
+    assert len(cells) == 4 + 3 + 4
     accuracy = cells["maml-emo"]["tests"]["mixed"]["per_step"][0]
     assert 0.2 <= accuracy <= 0.8  # two classes, labels at random, before the first step
     assert set(cells["maml"]["tests"]["mixed"]["per_domain"]) <= {

@@ -17,7 +17,8 @@ PLACES = [(name, where) for name, entry in ENTRIES.items() for where in entry.sc
 
 
 def test_there_is_an_entry_for_every_table_and_figure():
-    assert list(ENTRIES) == [f"T{i}" for i in range(1, 10)] + [f"F{i}" for i in range(1, 8)]
+    of_paper = [name for name, entry in ENTRIES.items() if entry.in_paper]
+    assert of_paper == [f"T{i}" for i in range(1, 10)] + [f"F{i}" for i in range(1, 8)]
 
 
 @pytest.mark.parametrize(("name", "where"), PLACES)

@@ -70,7 +70,7 @@ class RunStudy:
     """Run a study; what is there is not run again, Ctrl-C saves and the same command goes on."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7; several share the runs they have in common."""
+    """T1 .. T9, F1 .. F7, R1; several share the runs they have in common."""
     scale: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds. cpu: hours on two cores. paper: the published sizes."""
     tasks: Literal["pictures", "regression"] = "pictures"
@@ -169,7 +169,7 @@ class ShowStudy:
     """Show what a study found: its tables beside the paper's numbers."""
 
     name: tyro.conf.Positional[Name]
-    """T1 .. T9, F1 .. F7."""
+    """T1 .. T9, F1 .. F7, R1."""
     scale: Literal["smoke", "cpu", "paper"] | None = None
     """Only this scale."""
     tasks: Literal["pictures", "regression"] | None = None
@@ -205,7 +205,7 @@ class RecordStudy:
     """Keep what studies found with the project, as small files."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7."""
+    """T1 .. T9, F1 .. F7, R1."""
     scale: Literal["smoke", "cpu", "paper"] = "cpu"
     """Which scale."""
     tasks: Literal["pictures", "regression"] = "pictures"
@@ -242,18 +242,26 @@ class Reproducibility:
     """Folder of records."""
     out: Path = Path("REPRODUCIBILITY.md")
     """The file."""
+    pages: tuple[Path, ...] = (Path("docs/findings.md"),)
+    """Pages whose tables are made anew, where they are there."""
     json: bool = False
     """Print its path as JSON."""
 
     def run(self) -> int:
         """Run the command."""
+        from torchemo.study.inserts import with_tables
         from torchemo.study.reproducibility import reproducibility
 
-        self.out.write_text(reproducibility(self.records), encoding="utf-8")
+        written = {self.out: reproducibility(self.records)}
+        for page in self.pages:
+            if page.is_file():
+                written[page] = with_tables(page.read_text(encoding="utf-8"), self.records)
+        for path, text in written.items():
+            path.write_text(text, encoding="utf-8")
         if self.json:
-            print_json({"reproducibility": str(self.out)})
+            print_json({"reproducibility": str(self.out), "pages": [str(p) for p in written][1:]})
         else:
-            print(self.out)
+            print("\n".join(str(path) for path in written))
         return 0
 
 

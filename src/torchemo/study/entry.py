@@ -75,7 +75,7 @@ class Entry:
     """A table or a figure of the paper as a study.
 
     Attributes:
-        name: T1 .. T9, F1 .. F7.
+        name: T1 .. T9, F1 .. F7; R1 is our own.
         title: What it is about.
         says: What the paper says, one sentence.
         published: The paper's own numbers.
@@ -103,3 +103,8 @@ class Entry:
         "paper/pictures",
     )
     note: str = ""
+
+    @property
+    def in_paper(self) -> bool:
+        """Whether it is a table or a figure of the paper."""
+        return self.name[0] in "TF"

@@ -70,6 +70,8 @@ def _claims(results: Mapping[str, Mapping[str, Any]], records: Path) -> list[tup
 def _entries(results: Mapping[str, Mapping[str, Any]], records: Path) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for entry in ENTRIES.values():
+        if not entry.in_paper:
+            continue
         found = [
             _row(entry.name, finding, result, name, records)
             for name, result in results.items()

@@ -20,9 +20,9 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     """Return all tables of a result; those without rows are left out."""
     cells = result["cells"]
     found = [
-        *_scores(cells),
-        _contrasts(result["contrasts"]),
-        _recalls(cells),
+        *score_tables(cells),
+        contrast_table(result["contrasts"]),
+        recall_table(cells),
         _costs(cells),
         _missing(result),
         _paper(result["entry"]),
@@ -73,7 +73,7 @@ def chosen_rates(options: Sequence[str]) -> str:
     return ", ".join(option.split(".", 1)[-1] for option in options)
 
 
-def _scores(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
+def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return one table per world that cells were trained and tested on."""
     worlds = dict.fromkeys(world for cell in cells for world in cell["tests"])
     found = []
@@ -102,7 +102,8 @@ def _score_row(cell: Mapping[str, Any], world: str, domains: Sequence[str]) -> t
     )
 
 
-def _contrasts(contrasts: Sequence[Mapping[str, Any]]) -> Table:
+def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return paired differences, one row each."""
     rows = []
     for c in contrasts:
         if c["diverged"]:
@@ -143,7 +144,8 @@ def _expected(contrast: Mapping[str, Any]) -> str:
     return "" if contrast["expect"] == "shown" else f"{contrast['expect']}: {contrast['verdict']}"
 
 
-def _recalls(cells: Sequence[Mapping[str, Any]]) -> Table:
+def recall_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return what the cells with memory recalled for unseen tasks."""
     rows = []
     for cell in cells:
         r = cell["recall"]

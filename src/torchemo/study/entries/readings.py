@@ -1,0 +1,63 @@
+"""R1: from the literal reading of EMO to ours, one hypothesis at a time. Not in the paper."""
+
+from torchemo.study.entries.methods import base_cell
+from torchemo.study.entry import Cell, Contrast, Entry
+from torchemo.study.published import Published
+from torchemo.study.scales import Scale
+
+_MEANS = ("emo.value.reduction=mean",)
+_FIRST = (*_MEANS, "emo.value.memory_steps=first")
+_SIMILAR = (*_FIRST, "emo.key.network=statistics", "emo.key.training=none")
+_GATES = (*_SIMILAR, "emo.aggregator.kind=gated")
+_LITERAL = {
+    "literal": ("as printed", ()),
+    "means": ("gradients averaged over the support set", _MEANS),
+    "first step": ("and recalled at the first step only", _FIRST),
+    "similar": ("and keys that tell tasks apart", _SIMILAR),
+    "gates": ("and a learned gate per tensor", _GATES),
+    "meta": ("and meta-gradients as values", (*_GATES, "emo.value.content=meta")),
+}
+"""Each changes one thing about the reading above it."""
+
+_SLOTS = (2, 4, 8, 16, 32)
+_PLAIN_KEYS = ("emo.key.network=statistics", "emo.key.training=none")
+_TRANSFORMER = ("emo.key.network=transformer", "emo.key.layers=2")
+_CONSOLIDATED = {
+    "statistics": ("keys without weights", _PLAIN_KEYS),
+    "transformer": ("keys from a Transformer", _TRANSFORMER),
+    "through the outer loss": ("keys trained by the outer loss", ("emo.key.training=outer",)),
+    "dropout": ("a tenth of the tasks without recall", ("emo.value.recall_dropout=0.1",)),
+    "empty slot": ("and an empty slot for unlike tasks", ("emo.retrieval.null_distance=1.0",)),
+    **{f"{n} slots": (f"{n} slots", (f"emo.memory.capacity={n}",)) for n in _SLOTS},
+}
+"""Each changes one thing about our reading."""
+
+
+def _cells(scale: Scale) -> tuple[Cell, ...]:
+    literal = [
+        Cell(name, f"EMO, {title}", "maml-emo-paper", "emo", options=options)
+        for name, (title, options) in _LITERAL.items()
+    ]
+    ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.outside)
+    changed = [
+        Cell(name, f"EMO (ours), {title}", "maml-emo", "emo", options=options, tests=scale.outside)
+        for name, (title, options) in _CONSOLIDATED.items()
+    ]
+    return (base_cell("maml", tests=scale.outside), *literal, ours, *changed)
+
+
+def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
+    names = [cell.name for cell in _cells(scale)][1:]
+    found = [Contrast(f"{name} vs maml", name, "maml", "better") for name in names]
+    return (*found, *(Contrast(f"{name} vs ours", name, "ours") for name in _CONSOLIDATED))
+
+
+R1 = Entry(
+    "R1",
+    "Readings of EMO for MAML",
+    "not in the paper: which change of the literal reading makes memory help?",
+    Published(""),
+    _cells,
+    _contrasts,
+    "forest",
+)
