@@ -51,11 +51,9 @@ def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
     special = {"T6": _t6, "F1": _f1, "F4": _f4, "F6": _f6}
     if entry.name in special:
         return [special[entry.name](entry, result)]
-    roles = {cell["name"]: cell["role"] for cell in result["cells"]}
+    controls = _control_names(result)
     claimed = [
-        c
-        for c in result["contrasts"]
-        if c["expect"] != "shown" and roles.get(c["against"]) != "control"
+        c for c in result["contrasts"] if c["expect"] != "shown" and c["against"] not in controls
     ]
     if entry.name == "T1":  # it speaks of every data set
         claimed = [{**c, "verdict": _on_every_domain(c)} for c in claimed]
@@ -104,16 +102,22 @@ def _by_reading(
 
 def _controls(result: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str, str]:
     """Say how many controls the cells of each reading beat."""
-    roles = {cell["name"]: cell["role"] for cell in result["cells"]}
+    controls = _control_names(result)
     found: dict[str, list[bool]] = {}
     for c in result["contrasts"]:
-        if roles.get(c["against"]) == "control":
+        if c["against"] in controls and c["expect"] != "shown":
             reading = OURS if presets[c["cell"]].endswith("-emo") else LITERAL
             found.setdefault(reading, []).append(c["verdict"] == "holds")
     return {
         reading: f"; better than {sum(beaten)} of {len(beaten)} controls"
         for reading, beaten in found.items()
     }
+
+
+def _control_names(result: Mapping[str, Any]) -> set[str]:
+    """Name the cells that take another's rates: controls, and base learners that train longer."""
+    cells = result["cells"]
+    return {c["name"] for c in cells if c["role"] == "control" or c.get("of") is not None}
 
 
 def _ours(contrasts: list[Mapping[str, Any]]) -> str:

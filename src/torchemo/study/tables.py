@@ -69,8 +69,10 @@ def estimate(found: Mapping[str, Any], metric: str, *, sign: bool = False) -> st
 
 
 def chosen_rates(options: Sequence[str]) -> str:
-    """Write chosen rates briefly."""
-    return ", ".join(option.split(".", 1)[-1] for option in options)
+    """Write chosen rates briefly; slots have the outer one."""
+    return ", ".join(
+        option.split(".", 1)[-1] for option in options if not option.startswith("emo.")
+    )
 
 
 def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
@@ -81,7 +83,7 @@ def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
         shown = [cell for cell in cells if world in cell["tests"]]
         first = shown[0]["tests"][world]
         domains = list(first["per_domain"]) if len(first["per_domain"]) > 1 else []
-        columns = ("method", "all [95 % over tasks]", *domains, "seeds", "chosen rates")
+        columns = ("method", "all [95 % over tasks]", *domains, "seeds", "CPU s", "chosen rates")
         title = f"Tested on {world}: {METRICS[first['metric']].unit}"
         found.append(Table(title, columns, [_score_row(cell, world, domains) for cell in shown]))
     return found
@@ -98,8 +100,15 @@ def _score_row(cell: Mapping[str, Any], world: str, domains: Sequence[str]) -> t
         estimate(test["mean"], test["metric"]),
         *means,
         seeds,
+        _cpu_seconds(cell["runs"]),
         chosen_rates(cell["rates"]),
     )
+
+
+def _cpu_seconds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Average what training took, validations included, over the runs that were not interrupted."""
+    known = [run["cpu_seconds"] for run in runs if run.get("cpu_seconds") is not None]
+    return f"{sum(known) / len(known):.0f}" if known else ""
 
 
 def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:

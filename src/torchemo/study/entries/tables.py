@@ -86,7 +86,7 @@ T1 = Entry(
     _t1_contrasts,
     "forest",
     note="5-shot at the scale of the paper only; sets named outside are tested on, never trained on."
-    " A learner that trains longer takes more CPU seconds than the one with memory.",
+    " What training took is in the column of CPU seconds, also of base learners that train longer.",
 )
 
 
