@@ -205,6 +205,16 @@ def test_open_intervals_and_bands_below_zero_are_drawn():
     assert "nan" not in str(lines([band], name="l", alt="a", x="x", y="y", log=True))
 
 
+def test_one_huge_interval_does_not_hide_the_others():
+    rows = [Interval("a", -0.7, -1.0, -0.4), Interval("b", 0.5, 0.4, 0.6)]
+    plain = str(forest(rows, name="f", alt="a", x="difference", zero=True))
+    assert "log beyond" not in plain
+    rows.append(Interval("huge", 300.0, -900.0, 1500.0))
+    scaled = str(forest(rows, name="f", alt="a", x="difference", zero=True))
+    assert "log beyond ±0.7" in scaled
+    assert "math" not in scaled  # ticks are plain numbers
+
+
 def test_numbers_that_are_not_finite_are_left_out_of_curves():
     events = [
         {"event": "step", "step": 1, "loss": 2.0},

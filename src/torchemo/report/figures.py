@@ -1,5 +1,7 @@
 """The figures of a report."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +21,10 @@ WINDOWS = 60
 
 MAX_NUMBERED = 16
 """More slots than these are not numbered on the map."""
+
+
+DWARFING = 50
+"""An interval that reaches this many times as far as the typical difference hides the others."""
 
 
 class Line(NamedTuple):
@@ -146,12 +152,29 @@ def forest(
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(x)
+        if zero and (typical := _dwarfed(rows)) is not None:
+            far = max(abs(end) for end in axes.get_xlim())
+            powers = [
+                10.0**k for k in range(math.ceil(math.log10(typical)), 1 + int(math.log10(far)))
+            ]
+            ticks = [*(-p for p in powers[::2][::-1]), 0.0, *powers[::2]]
+            axes.set_xscale("symlog", linthresh=typical)
+            axes.set_xticks(ticks, [f"{at:g}" for at in ticks], minor=False)
+            axes.set_xticks([], minor=True)
+            axes.set_xlabel(f"{x} (log beyond ±{typical:.2g})")
         if sides is not None:
             axes.set_title(f"← {short(sides[0], length=26)}", loc="left", color=MUTED, fontsize=9)
             axes.set_title(f"{short(sides[1], length=26)} →", loc="right", color=MUTED, fontsize=9)
 
     width = WIDTH + 0.06 * max(length - 22, 0)
     return draw(drawing, name=name, alt=alt, size=(width, 1.1 + 0.36 * len(rows)))
+
+
+def _dwarfed(rows: Sequence[Interval]) -> float | None:
+    """Return the typical distance from zero if some interval is so wide that it would hide the others."""
+    ends = [abs(end) for row in rows for end in (row.value, row.low, row.high) if end is not None]
+    middle = statistics.median(abs(row.value) for row in rows)
+    return middle if middle > 0 and max(ends) > DWARFING * middle else None
 
 
 def key_map(memory: MemoryView, *, name: str, alt: str) -> Markup:
