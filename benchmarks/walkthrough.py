@@ -93,7 +93,7 @@ def comparisons(text, folder):
                 [script, *shlex.split(command), "--json"],
                 cwd=folder, capture_output=True, text=True, check=True,
             ).stdout
-        )
+        )[0]
         for name, command in zip(names, commands, strict=True)
     }  # fmt: skip
 
