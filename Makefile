@@ -10,7 +10,7 @@ export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow lint bench reproducibility clean
+.PHONY: help setup demo test unit shapes faults slow rest lint bench reproducibility clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
@@ -54,7 +54,11 @@ faults: setup
 slow: setup
 	$(PYTEST) -m slow
 
-test: lint unit faults slow
+# One collection for both.
+rest: setup
+	$(PYTEST) -m "slow or faults or study"
+
+test: lint unit rest
 
 # QUICK=--quick shows in two minutes that it works.
 bench: setup

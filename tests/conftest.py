@@ -15,7 +15,12 @@ FAMILY = ("arml", "hsml", "tsa-maml", "musml", "bmg")
 MATRICES = ("laws", "test_workers.py", "test_runner.py", "test_learning.py")
 
 
+LONG = ("omniglot_five_way", "1000_times_kill_9", "sinusoids_below_one", "200_times_to_stop")
+"""Tests of many seconds: begun last, they would leave one process alone with them."""
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not any(part in item.name for part in LONG))
     for item in items:
         if not {item.path.parent.name, item.path.name} & set(MATRICES):
             continue
