@@ -35,7 +35,7 @@ def step_plan(*, quick: bool) -> dict[str, Case]:
         for size in sizes:
             for workers in (1,) if quick else (1, 2):
                 work = _work(quick, size=size, order=order)
-                repeats = 2 if quick else 3 if size == 84 else 5
+                repeats = 2 if quick else 3 if size == 84 and order == 2 else 7
                 request = {"work": work, "workers": workers, "repeats": repeats}
                 cases[f"maml, order {order}, {size} px, {workers} thread(s)"] = Case(
                     "step", request
