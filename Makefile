@@ -54,7 +54,7 @@ faults: setup
 slow: setup
 	$(PYTEST) -m slow
 
-# One collection for both.
+# The three tiers that remain, in one collection.
 rest: setup
 	$(PYTEST) -m "slow or faults or study"
 

@@ -158,9 +158,8 @@ def _for_regression(config: RunConfig) -> RunConfig:
         rate = 0.0005
     learner = replace(config.learner, inner_lr=rate, rate_init=(0.001, 0.005))
     outer = config.outer
-    if (
-        learner.name == "meta-sgd"
-    ):  # Adam would move rates of 0.003 by a third of themselves per step
+    if learner.name == "meta-sgd":
+        # With the outer rate Adam would move rates of 0.003 by a third of themselves per step.
         outer = replace(outer, rates_lr=1e-4)
     if learner.name in ("arml", "hsml"):
         learner = replace(learner, task_dim=40, task_width=2.0, vertices=6, aux_weight=0.01)

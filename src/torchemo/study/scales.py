@@ -33,7 +33,7 @@ class Scale:
         diagnosed: Tasks on which recalls are looked at.
         capacities: Memory sizes of the sweep over T.
         neighbours: Sizes of the sweep over k.
-        longer: Outer steps of a base learner that is given more time than memory takes, as a multiple.
+        longer: How many times the usual outer steps a base learner gets that trains longer.
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 

@@ -40,7 +40,7 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
 
 
 def _longer(base: Cell, scale: Scale) -> Cell:
-    """Give a base learner, with its own rates, more outer steps than memory costs time."""
+    """Give a base learner, with its own rates, more outer steps: memory takes time too."""
     steps = next(o for o in scale.options if o.startswith("train.iterations="))
     many = round(int(steps.split("=")[1]) * scale.longer)
     return replace(
