@@ -1,7 +1,8 @@
 """Which combinations of learners, aggregators, rules and controllers belong to the unit tier.
 
-Every combination is tested: what is not in the unit tier is in the slow one. In the unit tier MAML meets
-everything, and every other learner meets the plain cases.
+What is not in the unit tier is in the slow one. In the unit tier MAML meets everything, and every other
+learner meets the plain cases. All combinations are tested on the smooth network; on the compiled block,
+which knows nothing of rules, each pair.
 """
 
 import pytest
@@ -19,14 +20,27 @@ LONG = ("omniglot_five_way", "1000_times_kill_9", "sinusoids_below_one", "200_ti
 """Tests of many seconds: begun last, they would leave one process alone with them."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    dropped = [item for item in items if is_triple(item.path.name, params_of(item))]
+    config.hook.pytest_deselected(items=dropped)
+    kept = set(items) - set(dropped)
+    items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: not any(part in item.name for part in LONG))
     for item in items:
         if not {item.path.parent.name, item.path.name} & set(MATRICES):
             continue
-        chosen = getattr(getattr(item, "callspec", None), "params", {})
-        if is_costly(item.path.name, item.name, chosen):
+        if is_costly(item.path.name, item.name, params_of(item)):
             item.add_marker(pytest.mark.slow)
+
+
+def params_of(item):
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+def is_triple(module, chosen):
+    """Whether each pair of this learner, memory and rule meets elsewhere on the compiled block."""
+    simple = chosen.get("rule", "sgd") == "sgd" or chosen.get("emo_case") in (None, "consolidate")
+    return module == "test_fused.py" and not simple and chosen.get("case") not in FULL
 
 
 def is_costly(module, test, chosen):

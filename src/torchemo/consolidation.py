@@ -69,14 +69,15 @@ class SlotAdam:
         """Step ``value[moved]`` along ``gradient[moved]`` in place; ``steps`` are already counted."""
         shape = (-1,) + (1,) * (value.dim() - 1)
         beta1, beta2 = self.betas
+        rows = slice(None) if bool(moved.all()) else moved  # a slice copies nothing
         # Counted in float64: in float32, 1 - 0.999 has four right digits.
-        count = steps[moved].double().view(shape)
-        m = first[moved].mul_(beta1).add_(gradient[moved], alpha=1 - beta1)
-        v = second[moved].mul_(beta2).addcmul_(gradient[moved], gradient[moved], value=1 - beta2)
-        first[moved], second[moved] = m, v
+        count = steps[rows].double().view(shape)
+        m = first[rows].mul_(beta1).add_(gradient[rows], alpha=1 - beta1)
+        v = second[rows].mul_(beta2).addcmul_(gradient[rows], gradient[rows], value=1 - beta2)
+        first[rows], second[rows] = m, v
         m_hat = m / (1 - beta1**count).to(m.dtype)
         denominator = (v.sqrt() / (1 - beta2**count).sqrt().to(v.dtype)).add_(self.eps)
-        value[moved] = value[moved] * (1 - lr * decay) - (lr * m_hat / denominator).to(value.dtype)
+        value[rows] = value[rows] * (1 - lr * decay) - (lr * m_hat / denominator).to(value.dtype)
 
 
 def slot_gradients(

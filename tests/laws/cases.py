@@ -3,8 +3,10 @@
 A new entry of a registry is a new case: the law suite needs no new code for it.
 """
 
+import copy
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ from torchemo.memory import EpisodicMemory
 from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
-from torchemo.step import outer_step
+from torchemo.step import OuterStep, outer_step
 from torchemo.types import Batch, Episode, Model, Params
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
@@ -116,6 +118,17 @@ def _last_stage(learner: Learner, params: Params) -> Params:
     return params
 
 
+def plain_step(case: str, rule: str = "sgd") -> OuterStep:
+    """Return the base learner's step on `make_episode`: computed once, as many laws compare with it."""
+    return _plain_step(problem, case, rule)
+
+
+@cache
+def _plain_step(problem: Problem, case: str, rule: str) -> OuterStep:
+    learner = make_learner(case, rule)
+    return outer_step(learner, make_params(learner), make_episode())
+
+
 def make_episode(seed: int = 0, *, tasks: int = TASKS) -> Episode:
     g = torch.Generator().manual_seed(100 + seed)
 
@@ -148,7 +161,7 @@ def make_emo(
     )
     shapes = remembered_shapes(config, learner)
     kind = "sum" if consolidate else case
-    g = torch.Generator().manual_seed(3)
+    g = torch.Generator().manual_seed(4)
     emo = EMO(
         EpisodicMemory(capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64),
         Retrieval(K, weights=weights, temperature=1.0),
@@ -160,7 +173,7 @@ def make_emo(
             head=problem.model.head,
             seed=0,
         ),
-        encoder=TransformerKey(FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8),
+        encoder=copy.deepcopy(_encoder(problem)),
         policy=Policy(
             content=content,
             write="consolidate" if consolidate else "replace",
@@ -175,6 +188,12 @@ def make_emo(
     if filled and capacity:
         fill(emo, shapes, g, notes=_notes(emo, g))
     return emo
+
+
+@cache
+def _encoder(problem: Problem) -> TransformerKey:
+    g = torch.Generator().manual_seed(3)
+    return TransformerKey(FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8)
 
 
 def perturb(emo: EMO, generator: torch.Generator) -> None:

@@ -1,7 +1,9 @@
 """What data cost: drawing tasks as a share of a step, packing against the decoder, memory that stays flat."""
 
+import hashlib
 import io
 import mmap
+import os
 import re
 import shutil
 import tempfile
@@ -58,7 +60,7 @@ def sampling(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packing(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Pack JPEG files at ``packed`` pixels, and decode and resize them with Pillow alone, in turns."""
+    """Pack JPEG files at ``packed`` pixels; decode them with Pillow alone; write as many bytes; in turns."""
     number, side = count(), request["packed"]
     with _folder() as place:
         files = _write_jpegs(place / "pictures", size=request["size"], images=request["pictures"])
@@ -76,16 +78,33 @@ def packing(request: Mapping[str, Any]) -> dict[str, Any]:
                         image if same else image.resize((side, side), Image.Resampling.LANCZOS)
                     )
 
+        def written() -> None:
+            _write_and_read_back(place / "pixels", picture=bytes(3 * side**2), times=len(files))
+
         times = interleave(
-            {"pack": Variant(packed), "decode": Variant(decoded)}, repeats=request["repeats"]
+            {"pack": Variant(packed), "decode": Variant(decoded), "disk": Variant(written)},
+            repeats=request["repeats"],
         )
-    pairs = list(zip(times["pack"], times["decode"], strict=True))
+    rounds = list(zip(times["pack"], times["decode"], times["disk"], strict=True))
     rates = {name: spread([len(files) / s.cpu for s in samples]) for name, samples in times.items()}
     return {
         "pictures": len(files),
         "per_second": rates,
-        "share_of_decoder": spread([alone.cpu / whole.cpu for whole, alone in pairs]),
+        "share_of_decoder": spread([decode.cpu / pack.cpu for pack, decode, _ in rounds]),
+        "share_of_both": spread([(one.cpu + two.cpu) / pack.cpu for pack, one, two in rounds]),
     }
+
+
+def _write_and_read_back(file: Path, *, picture: bytes, times: int) -> None:
+    """Do what no packing can do without: write, sync, and compute the SHA-256 of what was written."""
+    with file.open("wb") as stream:
+        for _ in range(times):
+            stream.write(picture)
+        stream.flush()
+        os.fsync(stream.fileno())
+    with file.open("rb") as stream:
+        hashlib.file_digest(stream, "sha256")
+    file.unlink()
 
 
 def mapped(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _write_images(
                     raise pixels
                 skipped.append(BadPicture(picture.name, pixels.message))
                 continue
-            stream.write(pixels.tobytes())
+            stream.write(pixels.data)
             counts[number] += 1
         stream.seek(0)
         stream.write(_header(sum(counts), form))
