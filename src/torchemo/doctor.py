@@ -23,6 +23,7 @@ from torchemo.runs.environment import environment
 from torchemo.step import outer_step, predict
 from torchemo.tree import flatten
 from torchemo.types import Batch, Episode, Params
+from torchemo.workers import usable_cores
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 4)
@@ -183,9 +184,9 @@ def _torch() -> Check:
 
 def _threads() -> Check:
     threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     detail = f"{threads} threads on {cores} cores"
-    if cores is not None and threads > cores:
+    if threads > cores:
         return Check("threads", "note", f"{detail}; set OMP_NUM_THREADS={cores}")
     return Check("threads", "ok", detail)
 

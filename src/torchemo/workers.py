@@ -6,6 +6,7 @@ result does not depend on the number of workers. Commands set ``torch.set_num_th
 library itself changes no global setting.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,6 +15,11 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_tasks(work: Callable[[T], R], tasks: Sequence[T], *, workers: int = 1) -> list[R]:

@@ -1,9 +1,14 @@
 """Listings: how folders are understood, and what happens to pictures that are not alike."""
 
+import warnings
+from functools import partial
+
 import numpy as np
 import pytest
 
-from torchemo.data.decode import PictureForm
+from torchemo.data import decode as decoding
+from torchemo.data import listing as listings
+from torchemo.data.decode import PictureForm, decode
 from torchemo.data.listing import ListedClass, Listing, Picture, arrange, decode_all, form_for, join
 from torchemo.errors import DataError
 
@@ -130,3 +135,47 @@ def test_joining_keeps_all_classes_and_refuses_to_mix_inverted_data():
         join([one, listing_of(invert=True)])
     with pytest.raises(DataError, match="nothing to join"):
         join([])
+
+
+def test_pictures_decoded_on_many_cores_come_in_order_and_leave_warnings_as_they_were(
+    picture, monkeypatch
+):
+    monkeypatch.setattr(listings, "usable_cores", lambda: 4)
+    # Large ones take their time, so that the small ones after them are done first.
+    encoded = [picture(seed, size=400 if seed % 5 == 0 else 8) for seed in range(40)]
+    encoded[7] = b"no picture"
+    classes = [
+        ListedClass(
+            str(c), [Picture(f"{c}/{i}", partial(encoded.__getitem__, i)) for i in rows], None, ""
+        )
+        for c, rows in enumerate((range(25), range(25, 40)))
+    ]
+    form, seen, before = PictureForm(8, 8), [], list(warnings.filters)
+    found = list(decode_all(Listing(classes, "given"), form, progress=lambda *at: seen.append(at)))
+    assert [(number, p.name) for number, p, _ in found] == [
+        (i // 25, f"{i // 25}/{i}") for i in range(40)
+    ]
+    for i, (_, _, pixels) in enumerate(found):
+        if i == 7:
+            assert isinstance(pixels, DataError)
+        else:
+            assert np.array_equal(pixels, decode(encoded[i], form, name="alone"))
+    assert seen == [(i, 40) for i in range(1, 41)]
+    assert warnings.filters == before
+    assert decoding._quiet.inside == 0
+
+
+def test_pictures_are_read_a_few_ahead_and_no_more(picture, monkeypatch):
+    monkeypatch.setattr(listings, "usable_cores", lambda: 2)
+    read = []
+
+    def source(i):
+        read.append(i)
+        return picture(i)
+
+    pictures = [Picture(str(i), partial(source, i)) for i in range(50)]
+    listing = Listing([ListedClass("one", pictures, None, "")], "given")
+    stream = decode_all(listing, PictureForm(8, 8))
+    next(stream)
+    assert len(read) == 2 * listings.AHEAD
+    stream.close()

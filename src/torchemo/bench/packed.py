@@ -20,11 +20,12 @@ from torchemo.bench.clock import Variant, interleave, spread
 from torchemo.bench.work import Work
 from torchemo.data.episodes import EpisodeSpec, sample_episodes
 from torchemo.data.index import ClassIndex
-from torchemo.data.listing import listing_of
+from torchemo.data.listing import WORTH_A_THREAD, listing_of
 from torchemo.data.load import find
 from torchemo.data.packed import open_packed, pack
 from torchemo.data.procedural import procedural
 from torchemo.step import outer_step
+from torchemo.workers import run_tasks, usable_cores
 
 
 def sampling(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,13 +71,16 @@ def packing(request: Mapping[str, Any]) -> dict[str, Any]:
             pack(find(place / "pictures"), out, image_size=side)
             shutil.rmtree(out)
 
+        def pixels(file: Path) -> None:
+            with Image.open(io.BytesIO(file.read_bytes())) as image:
+                same = image.size == (side, side)
+                np.asarray(image if same else image.resize((side, side), Image.Resampling.LANCZOS))
+
+        size = sum(file.stat().st_size for file in files) / len(files)
+        workers = usable_cores() if size >= WORTH_A_THREAD else 1
+
         def decoded() -> None:
-            for file in files:
-                with Image.open(io.BytesIO(file.read_bytes())) as image:
-                    same = image.size == (side, side)
-                    np.asarray(
-                        image if same else image.resize((side, side), Image.Resampling.LANCZOS)
-                    )
+            run_tasks(pixels, files, workers=workers)
 
         def written() -> None:
             _write_and_read_back(place / "pixels", picture=bytes(3 * side**2), times=len(files))
@@ -86,12 +90,15 @@ def packing(request: Mapping[str, Any]) -> dict[str, Any]:
             repeats=request["repeats"],
         )
     rounds = list(zip(times["pack"], times["decode"], times["disk"], strict=True))
-    rates = {name: spread([len(files) / s.cpu for s in samples]) for name, samples in times.items()}
+    rates = {
+        name: spread([len(files) / s.wall for s in samples]) for name, samples in times.items()
+    }
     return {
         "pictures": len(files),
+        "threads": workers,
         "per_second": rates,
-        "share_of_decoder": spread([decode.cpu / pack.cpu for pack, decode, _ in rounds]),
-        "share_of_both": spread([(one.cpu + two.cpu) / pack.cpu for pack, one, two in rounds]),
+        "share_of_decoder": spread([decode.wall / pack.wall for pack, decode, _ in rounds]),
+        "share_of_both": spread([(one.wall + two.wall) / pack.wall for pack, one, two in rounds]),
     }
 
 

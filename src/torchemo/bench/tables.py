@@ -222,8 +222,8 @@ def _packing(name: str, case: Mapping[str, Any]) -> Table:
     asked = case["request"]
     title = (
         f"{case['pictures']:,} JPEG files of {asked['size']} px packed at {asked['packed']} px,"
-        f" one thread, processor time: {percent(case['share_of_both'])} of the speed of decoder and disk,"
-        f" {percent(case['share_of_decoder'])} of the decoder's"
+        f" {case['threads']} decoding threads, wall time: {percent(case['share_of_both'])} of the speed of"
+        f" decoder and disk, {percent(case['share_of_decoder'])} of the decoder's"
     )
     return Table(title, ["what", "pictures / s"], rows)
 

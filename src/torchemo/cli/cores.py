@@ -16,12 +16,11 @@ def task_workers(*, release_memory: bool = False) -> int:
     import torch
 
     from torchemo.fused.memory import keep_memory, wanted
+    from torchemo.workers import usable_cores
 
     if wanted() and not release_memory:
         keep_memory()
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = usable_cores()
     torch.set_num_threads(1)
     return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores

@@ -1,7 +1,10 @@
 """From a picture file to pixels: every picture is treated as if a stranger had made it."""
 
 import io
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
@@ -105,9 +108,8 @@ def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.
     """Return a picture the right way up, in mode L, RGB or RGBA."""
     if isinstance(source, np.ndarray):
         return _from_pixels(source, name=name)
-    with warnings.catch_warnings():
-        # Size is judged below, by our own cap; damaged metadata beside good pixels is no reason to stop.
-        warnings.simplefilter("ignore")
+    # Size is judged below, by our own cap; damaged metadata beside good pixels is no reason to stop.
+    with _quiet():
         try:
             with Image.open(io.BytesIO(source), formats=FORMATS) as image:
                 _check_header(image, max_pixels, name=name)
@@ -126,6 +128,34 @@ def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.
                 f"{name}: cannot be decoded ({error or type(error).__name__}).",
                 hint="Replace or remove the file, or leave bad pictures out (--skip-bad).",
             ) from error
+
+
+class _Quiet:
+    """Warnings are a setting of the process, and pictures are decoded in threads: count who needs silence."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.filters = warnings.catch_warnings()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self.lock:
+            if self.inside == 0:
+                self.filters = warnings.catch_warnings()
+                self.filters.__enter__()
+                warnings.simplefilter("ignore")
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if self.inside == 0:
+                    self.filters.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
 
 
 def _check_header(image: Image.Image, max_pixels: int, *, name: str) -> None:

@@ -1,7 +1,9 @@
 """What lies on disk, before anything is decoded: classes and where their pictures can be read."""
 
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torchemo.data.decode import Box, PictureForm, PictureKind, Resample, decode, inspect
 from torchemo.data.index import ClassIndex
 from torchemo.errors import DataError
+from torchemo.workers import usable_cores
 
 SPLIT_FOLDERS = {
     "train": "train",
@@ -31,6 +34,15 @@ PICTURE_SUFFIXES = frozenset(
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (pictures done, pictures in all)."""
+
+
+Decoded: TypeAlias = NDArray[Any] | DataError
+"""The pixels of a picture, or what is wrong with it."""
+
+WORTH_A_THREAD = 1 << 12
+"""Bytes of an encoded picture below which handing it to another thread costs more than decoding it."""
+AHEAD = 4
+"""Pictures in flight per core while others are decoded: enough to keep the cores busy, few in memory."""
 
 
 class Picture(NamedTuple):
@@ -137,13 +149,21 @@ def form_for(
 
 def decode_all(
     listing: Listing, form: PictureForm, *, progress: Progress | None = None
-) -> Iterator[tuple[int, Picture, NDArray[Any] | DataError]]:
-    """Decode picture after picture: class number, picture, and its pixels or what is wrong with it."""
-    done, total = 0, listing.total
-    for number, listed in enumerate(listing.classes):
-        for picture in listed.pictures:
-            yield number, picture, _attempt(picture, form)
-            done += 1
+) -> Iterator[tuple[int, Picture, Decoded]]:
+    """Decode all pictures, in order: class number, picture, and its pixels or what is wrong with it.
+
+    Files are read one after another; the decoder, which releases the interpreter lock, runs on all cores
+    where pictures are large enough.
+    """
+    total, cores = listing.total, usable_cores()
+    pictures = ((number, p) for number, c in enumerate(listing.classes) for p in c.pictures)
+    begun: deque[tuple[int, Picture, Future[Decoded] | Decoded]] = deque()
+    with ThreadPoolExecutor(cores, thread_name_prefix="decode") as pool:
+        for done in range(1, total + 1):
+            while len(begun) < AHEAD * cores and (found := next(pictures, None)) is not None:
+                begun.append((*found, _begin(pool, found[1], form)))
+            number, picture, pixels = begun.popleft()
+            yield number, picture, pixels.result() if isinstance(pixels, Future) else pixels
             if progress is not None:
                 progress(done, total)
 
@@ -186,9 +206,22 @@ def _row(index: ClassIndex, row: int) -> NDArray[Any]:
     return pixels
 
 
-def _attempt(picture: Picture, form: PictureForm) -> NDArray[Any] | DataError:
+def _begin(
+    pool: ThreadPoolExecutor, picture: Picture, form: PictureForm
+) -> Future[Decoded] | Decoded:
+    """Read a picture here, and have it decoded by the pool where there is much to decode."""
     try:
-        return decode(picture.read(), form, name=picture.name, box=picture.box)
+        source = picture.read()
+    except DataError as error:
+        return error
+    if isinstance(source, bytes) and len(source) >= WORTH_A_THREAD:
+        return pool.submit(_attempt, source, picture, form)
+    return _attempt(source, picture, form)
+
+
+def _attempt(source: bytes | NDArray[Any], picture: Picture, form: PictureForm) -> Decoded:
+    try:
+        return decode(source, form, name=picture.name, box=picture.box)
     except DataError as error:
         return error
 

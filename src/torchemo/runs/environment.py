@@ -14,6 +14,7 @@ import safetensors
 import torch
 
 from torchemo.fused import status
+from torchemo.workers import usable_cores
 
 PACKAGES = (
     "torchemo",
@@ -55,7 +56,7 @@ def environment() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "byteorder": sys.byteorder,
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": _usable_cores()},
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": usable_cores()},
         "torch": _torch_build(),
         "convolutions": status().build or "torch",
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
@@ -138,10 +139,6 @@ def _cpu_model() -> str:
     except OSError:
         found = ""
     return found.partition(":")[2].strip() or platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _version(package: str) -> str | None:
