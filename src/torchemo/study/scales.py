@@ -33,7 +33,8 @@ class Scale:
         diagnosed: Tasks on which recalls are looked at.
         capacities: Memory sizes of the sweep over T.
         neighbours: Sizes of the sweep over k.
-        longer: How many times the usual outer steps a base learner gets that trains longer.
+        longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
+            with memory.
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 
@@ -51,7 +52,7 @@ class Scale:
     diagnosed: int
     capacities: tuple[int, ...]
     neighbours: tuple[int, ...]
-    longer: float
+    longer: MappingProxyType[str, float]
     seconds: float
 
     @property
@@ -124,7 +125,7 @@ _SMOKE = Scale(
     diagnosed=8,
     capacities=(0, 2, 4),
     neighbours=(0, 2, 4),
-    longer=1.5,
+    longer=MappingProxyType({"maml": 1.5, "anil": 1.5, "meta-sgd": 1.5}),
     seconds=0.05,
 )
 
@@ -159,7 +160,7 @@ _CPU = replace(
     diagnosed=100,
     capacities=(0, 20, 50, 100, 200, 500),
     neighbours=(0, 1, 5, 10, 20, 35),
-    longer=1.2,
+    longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
     seconds=0.1,
 )
 
@@ -215,7 +216,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
             grid=_POINT_RATES,
             meta_sgd_grid=_POINT_RANGES,
-            longer=2.0,
+            longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
             seconds=0.02,
         ),
         "paper/pictures": _PAPER,

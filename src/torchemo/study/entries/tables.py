@@ -42,12 +42,12 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
 def _longer(base: Cell, scale: Scale) -> Cell:
     """Give a base learner, with its own rates, more outer steps: memory takes time too."""
     steps = next(o for o in scale.options if o.startswith("train.iterations="))
-    many = round(int(steps.split("=")[1]) * scale.longer)
+    times = scale.longer[base.preset]
     return replace(
         base,
         name=f"{base.name} longer",
-        title=f"{base.title}, {scale.longer:g} times the outer steps",
-        options=(*base.options, f"train.iterations={many}"),
+        title=f"{base.title}, {times:g} times the outer steps",
+        options=(*base.options, f"train.iterations={round(int(steps.split('=')[1]) * times)}"),
         tests=(),
         of=base.name,
     )
