@@ -64,6 +64,18 @@ def test_entries_that_need_the_same_run_share_it(run_tiny):
     assert len(list((first.out / "runs").iterdir())) == runs
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_cells_that_share_a_run_are_each_tested_where_they_ask(run_tiny, first):
+    """A base learner is tested elsewhere too; the control without memory is the same run."""
+    cells = [
+        Cell("maml", "MAML", "maml", "base", tests=("first",)),
+        Cell("alike", "the same", "maml", "base"),
+    ]
+    _, result = run_tiny(cells=(cells[first], cells[1 - first]), contrasts=())
+    tested = {cell["name"]: set(cell["tests"]) for cell in result["cells"]}
+    assert tested == {"maml": {"mixed", "first"}, "alike": {"mixed"}}
+
+
 @pytest.mark.parametrize("asked", [1, 4, 9])
 def test_a_study_that_is_stopped_goes_on_to_the_same_result(run_tiny, tmp_path, asked):
     _, whole = run_tiny()

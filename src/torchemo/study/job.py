@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -62,6 +62,19 @@ class Ended(NamedTuple):
     run: str
     how: Literal["done", "diverged", "stopped", "failed"]
     why: str = ""
+
+
+def unite(jobs: Sequence[Job]) -> list[Job]:
+    """Return one job per run that does all that is asked: cells that share a run may test it differently."""
+    united: dict[str, Job] = {}
+    for job in jobs:
+        known = united.get(job.run, job)
+        united[job.run] = replace(
+            known,
+            scorings=tuple(dict.fromkeys((*known.scorings, *job.scorings))),
+            diagnosed=max(known.diagnosed, job.diagnosed),
+        )
+    return list(united.values())
 
 
 def is_done(job: Job) -> bool:

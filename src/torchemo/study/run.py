@@ -12,7 +12,7 @@ from torchemo.runs.environment import versions
 from torchemo.scoring import Protocol
 from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
-from torchemo.study.job import Ended, Job, Scoring, is_done, read_json
+from torchemo.study.job import Ended, Job, Scoring, is_done, read_json, unite
 from torchemo.study.pages import write_pages
 from torchemo.study.plan import Sources, Study, run_id
 from torchemo.study.pool import Crew, OnStep
@@ -112,7 +112,7 @@ class StudyRun:
 
     def _do(self, crew: Crew, jobs: Sequence[Job]) -> bool:
         """Do jobs that are not done; False if asked to stop before the end."""
-        unique = list({job.run: job for job in jobs}.values())
+        unique = unite(jobs)
         waiting = [job for job in unique if not is_done(job)]
         done = sum(job.iterations for job in unique) - sum(job.iterations for job in waiting)
         self.watch.on_plan(sum(job.iterations for job in unique), done)
