@@ -29,7 +29,7 @@ class Protocol:
     name: Literal["standard", "paper"] = "standard"
     tasks: int = 600
     seed: int = 0
-    split: Literal["test", "val"] = "test"
+    split: Literal["train", "val", "test"] = "test"
     steps: int | None = None
 
     def __post_init__(self) -> None:

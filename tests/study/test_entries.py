@@ -51,6 +51,10 @@ def test_the_benefit_table_runs_with_all_its_controls_on_pictures(torchemo, tmp_
     assert len(cells) == 4 + 3 + 4
     accuracy = cells["maml-emo"]["tests"]["mixed"]["per_step"][0]
     assert 0.2 <= accuracy <= 0.8  # two classes, labels at random, before the first step
+    for name in ("maml", "maml-emo", "maml-emo/no-memory", "maml-emo/one-slot"):
+        assert set(cells[name]["tests"]) == {"mixed", "seen classes"}
+        mixed, seen = (cells[name]["tests"][test]["per_step"] for test in ("mixed", "seen classes"))
+        assert mixed != seen  # the tasks are others
     assert set(cells["maml"]["tests"]["mixed"]["per_domain"]) <= {
         f"synthetic-{kind}" for kind in ("birds", "textures", "aircraft", "fungi")
     }

@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from torchemo.config import RunConfig
 from torchemo.study.entry import Cell, Contrast
+from torchemo.study.scales import SEEN
 
 CONTROLS: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -46,6 +47,7 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
                     "control",
                     options=(*cell.options, *options),
                     world=cell.world,
+                    tests=tuple(test for test in cell.tests if test == SEEN),
                     n_shot=cell.n_shot,
                     of=cell.name,
                 )

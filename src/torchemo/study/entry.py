@@ -23,7 +23,7 @@ class Cell:
         role: base: no memory. emo: with memory. control: an ``emo`` cell with one thing broken.
         options: Options of the configuration on top of preset and scale.
         world: What it is trained and tested on (`Scale.worlds`).
-        tests: Further worlds it is tested on.
+        tests: Further worlds it is tested on, or `torchemo.study.scales.SEEN`.
         n_shot: K.
         of: A control takes the rates chosen for this cell; others choose their own on the grid.
         missing: Why it cannot be run, if it cannot.
@@ -51,7 +51,7 @@ class Contrast:
         cell: The first.
         against: The second.
         expect: What the paper says of the first: better, worse, no better; ``shown`` claims nothing.
-        test: World of the test tasks; None for the cells' own.
+        test: World of the test tasks, or `SEEN`; None for the cells' own.
         step: Inner steps of the first; None for all.
         against_step: Inner steps of the second; None for all.
         paper: The paper's difference in points, oriented so that positive is better.

@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -27,11 +27,14 @@ from torchemo.study.result import (
     save_scores,
     write_json,
 )
+from torchemo.study.scales import SEEN
 from torchemo.study.verdict import RULE
 from torchemo.toml import dumps
 
 FORMAT = 1
 """Version of result.json."""
+SEEN_SEED = 1000
+"""Other tasks of the seen classes than those of training, whose seeds are small."""
 
 
 @final
@@ -96,7 +99,7 @@ class StudyRun:
 
     def _open_data(self) -> None:
         worlds = {cell.world for cell in self.study.available}
-        worlds |= {test for cell in self.study.available for test in cell.tests}
+        worlds |= {test for cell in self.study.available for test in cell.tests} - {SEEN}
         scale = self.study.scale
         names = [name for world in sorted(worlds) for name in scale.worlds[world]]
         places = prepare(
@@ -178,9 +181,13 @@ class StudyRun:
     def _scoring(self, cell: Cell, world: str) -> Scoring:
         scale = self.study.scale
         protocol = Protocol(scale.protocol, scale.test_tasks)
-        text = repr((protocol, scale.worlds[world], scale.image_size))
+        if world == SEEN:
+            protocol = replace(protocol, split="train", seed=SEEN_SEED)
+        own = world in (cell.world, SEEN)
+        names = scale.worlds[cell.world if own else world]
+        text = repr((protocol, names, scale.image_size))
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        source = None if world == cell.world else self.sources[world]
+        source = None if own else self.sources[world]
         return Scoring(f"score-{digest}.json", protocol, source)
 
     def _assemble(self, cells: list[CellRuns]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from torchemo.errors import ConfigError
 ScaleName: TypeAlias = Literal["smoke", "cpu", "paper"]
 Tasks: TypeAlias = Literal["pictures", "regression"]
 
+SEEN = "seen classes"
+"""Not a world but a test: tasks of the classes a run was trained on, which show how far it fits them."""
+
 FOUR = ("first", "second", "third", "fourth")
 """Worlds of one domain each, in the order of the mixed world."""
 
@@ -64,6 +67,11 @@ class Scale:
     def outside(self) -> tuple[str, ...]:
         """Worlds that are only tested on."""
         return tuple(name for name in self.worlds if name.startswith("outside"))
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Further tests of what is trained on pictures: outside, and on the classes it has seen."""
+        return () if self.regression else (*self.outside, SEEN)
 
 
 def _rates(*pairs: tuple[float, float]) -> tuple[tuple[str, ...], ...]:

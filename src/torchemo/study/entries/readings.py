@@ -38,12 +38,14 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
         Cell(name, f"EMO, {title}", "maml-emo-paper", "emo", options=options)
         for name, (title, options) in _LITERAL.items()
     ]
-    ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.outside)
+    ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.elsewhere)
     changed = [
-        Cell(name, f"EMO (ours), {title}", "maml-emo", "emo", options=options, tests=scale.outside)
+        Cell(
+            name, f"EMO (ours), {title}", "maml-emo", "emo", options=options, tests=scale.elsewhere
+        )
         for name, (title, options) in _CONSOLIDATED.items()
     ]
-    return (base_cell("maml", tests=scale.outside), *literal, ours, *changed)
+    return (base_cell("maml", tests=scale.elsewhere), *literal, ours, *changed)
 
 
 def _contrasts(scale: Scale) -> tuple[Contrast, ...]:

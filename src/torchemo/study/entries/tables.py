@@ -29,9 +29,9 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
     found: list[Cell] = []
     for n_shot in _shots(scale):
         for learner in LEARNERS:
-            base = base_cell(learner, tests=scale.outside, n_shot=n_shot)
+            base = base_cell(learner, tests=scale.elsewhere, n_shot=n_shot)
             found += [base, _longer(base, scale)]
-            found += emo_cells(learner, tests=scale.outside, n_shot=n_shot)
+            found += emo_cells(learner, tests=scale.elsewhere, n_shot=n_shot)
     if "surfaces" in scale.worlds:
         for learner in LEARNERS:
             cells = (base_cell(learner, world="surfaces"), *emo_cells(learner, world="surfaces"))
@@ -67,7 +67,7 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 cell, base = f"{learner}{kind}{suffix(n_shot)}", f"{learner}{suffix(n_shot)}"
                 found += [
                     Contrast(f"{cell} vs {base}, {world}", cell, base, test=world)
-                    for world in scale.outside
+                    for world in scale.elsewhere
                 ]
                 expect: Expectation = "better" if kind == "-emo" else "shown"
                 found.append(Contrast(f"{cell} vs {base} longer", cell, f"{base} longer", expect))
@@ -85,7 +85,8 @@ T1 = Entry(
     _t1_cells,
     _t1_contrasts,
     "forest",
-    note="5-shot at the scale of the paper only; sets named outside are tested on, never trained on."
+    note="5-shot at the scale of the paper only; sets named outside are tested on, never trained on;"
+    " seen classes are those of training."
     " What training took is in the column of CPU seconds, also of base learners that train longer.",
 )
 
