@@ -22,6 +22,7 @@ from torchemo.inner import RULES
 from torchemo.learners import LEARNERS
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step
+from torchemo.tree import expand
 from torchemo.types import Batch, Episode
 
 IMAGES = TaskShape("classification", (3, 16, 16), 3)
@@ -94,6 +95,25 @@ def test_every_value_content_and_alignment_can_be_remembered(content, align):
     two_steps(learner, emo, pictures())
     head = {n for n in emo.memory.values if n.startswith("head")}
     assert bool(head) == (align != "drop")
+
+
+@pytest.mark.parametrize("write", ["replace", "consolidate"])
+def test_a_memory_of_scales_and_shifts_holds_and_moves_nothing_else(write):
+    learner = build_learner(LearnerConfig(steps=1), NET, IMAGES)
+    config = small(
+        value=ValueConfig(content="meta", tensors="norm"),
+        memory=MemoryConfig(capacity=3, write=write, warmup=1, slot_lr=0.1),
+        aggregator=AggregatorConfig(kind="sum"),
+    )
+    emo = build_emo(config, learner, IMAGES)
+    assert remembered_shapes(config, learner).keys() == set(NET.norm)
+    two_steps(learner, emo, pictures())
+    assert emo.memory.values.keys() == set(NET.norm)
+    if write == "consolidate":
+        recall = emo.recall(torch.nn.functional.normalize(torch.randn(2, 8), dim=1))
+        start = expand(NET.init(torch.Generator()), 2)
+        moved = emo.offset(start, recall)
+        assert {n for n in start if not torch.equal(moved[n], start[n])} == set(NET.norm)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -182,6 +202,14 @@ def test_key_training_decides_whether_the_outer_loss_reaches_the_keys():
                 build_learner(LearnerConfig(name="anil"), NET, IMAGES),
             ),
             "nothing is left",
+        ),
+        (
+            lambda: build_emo(
+                small(value=ValueConfig(tensors="norm")),
+                build_learner(LearnerConfig(), NET, IMAGES),
+                IMAGES,
+            ),
+            "nothing is left.*norm",
         ),
     ],
 )

@@ -653,6 +653,7 @@ def test_the_control_keeps_the_size_of_parameters_that_are_one_number():
         {"memory_steps": 1},
         {"recall_step": "never"},
         {"head_align": "greedy"},
+        {"tensors": "some"},
         {"head_align": "hungarian"},
         {"write": "append"},
         {"control": "zeros"},
@@ -679,11 +680,12 @@ def test_a_policy_that_cannot_work_is_refused(options):
     ("options", "policy"),
     [
         ({"head": ()}, {"head_align": "drop"}),
+        ({}, {"tensors": "norm"}),
         ({}, {"head_align": "hungarian", "n_way": 3}),
         ({}, {"rekey_every": 3}),
         ({"encoder": MeanKey(PairEmbedder(1, 1, generator=torch.Generator(), dim=DIM + 1))}, {}),
     ],
-    ids=["no-head", "no-prototypes", "no-encoder", "other-dimension"],
+    ids=["no-head", "no-norm", "no-prototypes", "no-encoder", "other-dimension"],
 )
 def test_parts_that_do_not_fit_together_are_refused(options, policy):
     with pytest.raises(ConfigError):

@@ -211,10 +211,13 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
     if config.value.head_align == "drop":
         head = learner.loop.model.head
         shapes = {n: s for n, s in shapes.items() if n.removeprefix(RATE) not in head}
+    if config.value.tensors == "norm":
+        shapes = {n: s for n, s in shapes.items() if n in learner.loop.model.norm}
     if not shapes:
         raise ConfigError(
-            "nothing is left to remember: the learner adapts its head alone and head_align drops it.",
-            hint="Use head_align = hungarian or none, or value.content = meta.",
+            "nothing is left to remember: what the learner adapts is left out by value.head_align"
+            f" '{config.value.head_align}' and value.tensors '{config.value.tensors}'.",
+            hint="Use value.content = meta, which covers all tensors, or remember more of them.",
         )
     return shapes
 
@@ -250,7 +253,15 @@ def build_emo(
         seed=seed,
     )
     policy = _policy(config, tasks, seed)
-    emo = EMO(memory, _retrieval(config), aggregator, encoder=encoder, policy=policy, head=heads)
+    emo = EMO(
+        memory,
+        _retrieval(config),
+        aggregator,
+        encoder=encoder,
+        policy=policy,
+        head=heads,
+        norm=learner.loop.model.norm,
+    )
     return emo.to(dtype)
 
 
@@ -333,6 +344,7 @@ def _policy(config: EMOConfig, tasks: TaskShape, seed: int) -> Policy:
         memory_steps=value.memory_steps,
         recall_step=value.recall_step,
         head_align=value.head_align,
+        tensors=value.tensors,
         n_way=tasks.n_out if tasks.kind == "classification" else None,
         recall_dropout=value.recall_dropout,
         value_clip=value.clip,

@@ -143,6 +143,8 @@ class ValueConfig:
     """Clip a recalled tensor to this multiple of the own gradient's norm (A25)."""
     head_align: Literal["none", "drop", "hungarian"] = "none"
     """Label order of head gradients: as stored, left out, or matched by prototypes (A7)."""
+    tensors: Literal["all", "norm"] = "all"
+    """norm: remember scale and shift of normalisation layers only, too few to learn classes by heart."""
     memory_steps: Literal["all", "first"] | float = "first"
     """Inner steps that use the recall; a number in (0, 1) is a decay per step (A6). The paper: all."""
     recall_step: Literal["off", "eval_only", "always"] = "off"

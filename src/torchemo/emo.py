@@ -63,6 +63,7 @@ class EMO(nn.Module):
         encoder: Key network (Eq. 4); None if the keys come from elsewhere.
         policy: What is stored and how it is used.
         head: Names of the head tensors, for head alignment.
+        norm: Names of the scales and shifts of normalisation layers, for a memory of these alone.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EMO(nn.Module):
         encoder: KeyEncoder | None = None,
         policy: Policy | None = None,
         head: tuple[str, ...] = (),
+        norm: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.policy = Policy() if policy is None else policy
@@ -82,6 +84,7 @@ class EMO(nn.Module):
         self.aggregator = aggregator
         self.encoder = encoder
         self.head = head
+        self.norm = norm
         self._check()
 
     def _check(self) -> None:
@@ -93,6 +96,10 @@ class EMO(nn.Module):
         if self.policy.head_align != "none" and not self.head:
             raise ConfigError(
                 f"head_align '{self.policy.head_align}' needs the names of the head tensors."
+            )
+        if self.policy.tensors == "norm" and not self.norm:
+            raise ConfigError(
+                "there are no normalisation layers to remember.", hint="Set tensors to 'all'."
             )
         if self.consolidates and self.retrieval.max_age is not None:
             raise ConfigError(
@@ -293,9 +300,13 @@ class EMO(nn.Module):
             raise ConfigError(f"there is no '{content}' gradient to remember.")
         for name, value in (extra or {}).items():
             picked = {**picked, name: value[:, None] if content == "per_step" else value}
-        dropped = self.head if self.policy.head_align == "drop" else ()
         scale = self.policy.value_scale
-        return {n: v.detach() * scale for n, v in picked.items() if n not in dropped}
+        return {n: v.detach() * scale for n, v in picked.items() if self.remembers(n)}
+
+    def remembers(self, name: str) -> bool:
+        """Whether a tensor of this name is among those that are remembered."""
+        dropped = self.policy.head_align == "drop" and name in self.head
+        return not dropped and (self.policy.tensors == "all" or name in self.norm)
 
     def remember(
         self,

@@ -9,6 +9,7 @@ from torchemo.errors import ConfigError
 Content = Literal["first", "last", "mean", "per_step", "query", "meta"]
 RecallStep = Literal["off", "eval_only", "always"]
 HeadAlign = Literal["none", "drop", "hungarian"]
+Tensors = Literal["all", "norm"]
 Write = Literal["replace", "consolidate"]
 Control = Literal["none", "random_values"]
 Scope = Literal["shared", "group"]
@@ -28,6 +29,7 @@ class Policy:
         recall_step: A step along the recall alone before the first support gradient (A4).
         head_align: What to do about the label order of head gradients (A7): ``none`` (the paper), ``drop``
             them, or match classes by prototypes (``hungarian``; needs ``n_way``).
+        tensors: Which tensors are remembered: ``all``, or scale and shift of normalisation layers (``norm``).
         n_way: Number of classes of a task, for prototypes.
         recall_dropout: Probability that a meta-training task is adapted without its recall.
         value_clip: Clip a recalled tensor to this multiple of the own gradient's norm (A25).
@@ -47,6 +49,7 @@ class Policy:
     memory_steps: Literal["all", "first"] | float = "first"
     recall_step: RecallStep = "off"
     head_align: HeadAlign = "none"
+    tensors: Tensors = "all"
     n_way: int | None = None
     recall_dropout: float = 0.0
     value_clip: float | None = None
@@ -71,6 +74,7 @@ class Policy:
             "content": Content,
             "recall_step": RecallStep,
             "head_align": HeadAlign,
+            "tensors": Tensors,
             "write": Write,
             "control": Control,
             "scope": Scope,
