@@ -159,9 +159,11 @@ _CPU = replace(
         },
     ),
     image_size=32,
-    grid=_rates((0.1, 3e-3), (0.1, 1e-3), (0.3, 3e-3), (0.001, 0.01)),
+    # The last point is for gradients that are summed over the support set, as the paper's are.
+    grid=_rates((0.1, 6e-3), (0.1, 3e-3), (0.1, 0.012), (0.3, 3e-3), (0.001, 0.01)),
     meta_sgd_grid=_ranges(
-        (0.05, 0.15, 3e-3), (0.05, 0.15, 1e-3), (0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01)
+        *((0.05, 0.15, 6e-3), (0.05, 0.15, 3e-3), (0.05, 0.15, 0.012)),
+        *((0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01)),
     ),
     seeds=(0, 1, 2),
     test_tasks=1000,

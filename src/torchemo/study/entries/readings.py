@@ -28,9 +28,17 @@ _CONSOLIDATED = {
     "through the outer loss": ("keys trained by the outer loss", ("emo.key.training=outer",)),
     "dropout": ("a tenth of the tasks without recall", ("emo.value.recall_dropout=0.1",)),
     "empty slot": ("and an empty slot for unlike tasks", ("emo.retrieval.null_distance=1.0",)),
+    "decay": ("slots that fade", ("emo.memory.slot_decay=1.0",)),
     **{f"{n} slots": (f"{n} slots", (f"emo.memory.capacity={n}",)) for n in _SLOTS},
 }
 """Each changes one thing about our reading."""
+
+_SCALES_ONLY = {"scales and shifts": ("of scales and shifts only", ("emo.value.tensors=norm",))}
+"""The same, for networks with normalisation layers."""
+
+
+def _changes(scale: Scale) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return _CONSOLIDATED if scale.regression else {**_CONSOLIDATED, **_SCALES_ONLY}
 
 
 def _cells(scale: Scale) -> tuple[Cell, ...]:
@@ -43,7 +51,7 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
         Cell(
             name, f"EMO (ours), {title}", "maml-emo", "emo", options=options, tests=scale.elsewhere
         )
-        for name, (title, options) in _CONSOLIDATED.items()
+        for name, (title, options) in _changes(scale).items()
     ]
     return (base_cell("maml", tests=scale.elsewhere), *literal, ours, *changed)
 
@@ -51,7 +59,7 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
 def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     names = [cell.name for cell in _cells(scale)][1:]
     found = [Contrast(f"{name} vs maml", name, "maml", "better") for name in names]
-    return (*found, *(Contrast(f"{name} vs ours", name, "ours") for name in _CONSOLIDATED))
+    return (*found, *(Contrast(f"{name} vs ours", name, "ours") for name in _changes(scale)))
 
 
 R1 = Entry(
