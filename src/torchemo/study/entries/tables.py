@@ -1,5 +1,6 @@
 """T1 to T6: does memory help, and which optimizer, aggregator, controller, at which cost."""
 
+import itertools
 from dataclasses import replace
 
 from torchemo.study import published
@@ -15,7 +16,7 @@ from torchemo.study.entries.methods import (
     suffix,
 )
 from torchemo.study.entry import Cell, Contrast, Entry, Expectation
-from torchemo.study.scales import Scale
+from torchemo.study.scales import OWN_WORLDS, Scale
 
 AGGREGATORS = {"sum": "sum", "mean": "mean", "transformer": "gate"}
 CONTROLLERS = ("fifo", "clock", "lru")
@@ -32,11 +33,15 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
             base = base_cell(learner, tests=scale.elsewhere, n_shot=n_shot)
             found += [base, _longer(base, scale)]
             found += emo_cells(learner, tests=scale.elsewhere, n_shot=n_shot)
-    if "surfaces" in scale.worlds:
+    for world in _own_worlds(scale):
         for learner in LEARNERS:
-            cells = (base_cell(learner, world="surfaces"), *emo_cells(learner, world="surfaces"))
+            cells = (base_cell(learner, world=world), *emo_cells(learner, world=world))
             found += [_renamed(cell) for cell in cells if cell.role == "base" or is_ours(cell)]
     return tuple(found)
+
+
+def _own_worlds(scale: Scale) -> list[str]:
+    return [world for world in OWN_WORLDS if world in scale.worlds]
 
 
 def _longer(base: Cell, scale: Scale) -> Cell:
@@ -54,7 +59,9 @@ def _longer(base: Cell, scale: Scale) -> Cell:
 
 
 def _renamed(cell: Cell) -> Cell:
-    return replace(cell, name=f"{cell.name} on surfaces", title=f"{cell.title}, 2-D families")
+    return replace(
+        cell, name=f"{cell.name} on {cell.world}", title=f"{cell.title}, {OWN_WORLDS[cell.world]}"
+    )
 
 
 def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
@@ -71,8 +78,8 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 ]
                 expect: Expectation = "better" if kind == "-emo" else "shown"
                 found.append(Contrast(f"{cell} vs {base} longer", cell, f"{base} longer", expect))
-    for learner in LEARNERS if "surfaces" in scale.worlds else ():
-        cell, base = f"{learner}-emo on surfaces", f"{learner} on surfaces"
+    for world, learner in itertools.product(_own_worlds(scale), LEARNERS):
+        cell, base = f"{learner}-emo on {world}", f"{learner} on {world}"
         found.append(Contrast(f"{cell} vs {learner}", cell, base, "better"))
     return tuple(found)
 
