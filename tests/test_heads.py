@@ -103,6 +103,8 @@ def test_heads_together_give_what_a_loop_over_tasks_gives(
     for a, b in zip(answers, expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
     assert not answers[-1].requires_grad
+    (last,) = predict(learner, theta, tasks, emo=emo, every_step=False)
+    assert torch.equal(last, answers[-1])
 
 
 @pytest.mark.parametrize("name", ["anil", "proto"])

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from tests.laws.cases import MODEL, make_emo, make_episode, make_learner, make_params
+from tests.laws.cases import (
+    LEARNER_CASES,
+    MODEL,
+    make_emo,
+    make_episode,
+    make_learner,
+    make_params,
+)
 from torchemo import step
 from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError, TorchemoError
 from torchemo.inner import SGD
@@ -210,3 +217,15 @@ def test_the_automatic_choice_is_what_is_run(monkeypatch):
         outer_step(learner, params, episode, batched=None)
         assert seen == expected
         seen.clear()
+
+
+@pytest.mark.parametrize("steps", [None, 0, 3])
+@pytest.mark.parametrize("case", LEARNER_CASES)
+def test_the_answer_after_the_last_step_alone_is_that_of_all_steps(case, steps):
+    learner = make_learner(case)
+    params = make_params(learner)
+    emo = make_emo("consolidate", learner).eval()
+    answers = predict(learner, params, GOOD, emo=emo, steps=steps)
+    (last,) = predict(learner, params, GOOD, emo=emo, steps=steps, every_step=False)
+    assert len(answers) == 1 + (learner.loop.steps if steps is None else steps)
+    assert torch.equal(last, answers[-1])

@@ -241,8 +241,10 @@ def _answer(
         part = x[hand::hands]
         unknown = torch.zeros(1, len(part), dtype=torch.int64)
         episode = Episode(support, Batch(part[None], unknown))
-        out = predict(learner, trainer.params, episode, emo=trainer.emo, steps=steps)[-1][0]
-        answers[hand::hands] = list(out.softmax(1))
+        (out,) = predict(
+            learner, trainer.params, episode, emo=trainer.emo, steps=steps, every_step=False
+        )
+        answers[hand::hands] = list(out[0].softmax(1))
     return torch.stack(answers)
 
 

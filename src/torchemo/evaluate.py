@@ -18,7 +18,7 @@ class Scores(NamedTuple):
     """Per-task results on fixed tasks.
 
     Attributes:
-        loss: Query loss after 0, 1, ..., S inner steps.
+        loss: Query loss after 0, 1, ..., S inner steps, or after the last.
         accuracy: Share of right answers after each step, or None for regression.
         domain: Where the tasks come from, -1 if unknown.
         episode: Which episodes they are.
@@ -37,6 +37,7 @@ def evaluate(
     *,
     emo: EMO | None = None,
     steps: int | None = None,
+    every_step: bool = True,
     batched: bool | None = None,
     workers: int = 1,
 ) -> Scores:
@@ -48,6 +49,7 @@ def evaluate(
         episodes: Batches of tasks.
         emo: The memory optimizer; it is put into eval mode for the time being.
         steps: Inner steps, by default those of training.
+        every_step: Score after every inner step; else after the last alone, in one column.
         batched: Run each batch of tasks in one call; None: see `torchemo.step.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
     """
@@ -58,7 +60,14 @@ def evaluate(
         parts = []
         for episode in episodes:
             answers = predict(
-                learner, params, episode, emo=emo, steps=steps, batched=batched, workers=workers
+                learner,
+                params,
+                episode,
+                emo=emo,
+                steps=steps,
+                every_step=every_step,
+                batched=batched,
+                workers=workers,
             )
             parts.append(_score(learner, episode, answers))
     finally:

@@ -143,10 +143,10 @@ def answer_heads(
     *,
     emo: EMO | None = None,
     recall: Recall | None = None,
-    steps: int,
+    shown: range,
     workers: int = 1,
 ) -> list[Tensor]:
-    """Adapt the heads of B tasks without a graph and answer the queries after every step."""
+    """Adapt the heads of B tasks without a graph; answer the queries after the inner steps ``shown``."""
     headed = on_features(learner)
 
     def one(chunk: slice) -> list[Tensor]:
@@ -157,8 +157,8 @@ def answer_heads(
         if emo is not None and recall is not None:
             bound = emo.bind(slice_recall(recall, chunk))
         support = Batch(f, part.support.y)
-        adapted = headed.adapt(begin, support, bound=bound, steps=steps, order=0)
-        return headed.loop.outputs(adapted, q, steps=range(steps + 1))
+        adapted = headed.adapt(begin, support, bound=bound, steps=shown[-1], order=0)
+        return headed.loop.outputs(adapted, q, steps=shown)
 
     answers = [one(chunk) for chunk in _chunks(episode)]
     return [torch.cat(step) for step in zip(*answers, strict=True)]

@@ -246,6 +246,7 @@ class _Run:
                 size=config.train.tasks,
             ),
             emo=self.trainer.emo,
+            every_step=False,
             batched=self.trainer.batched,
             workers=self.trainer.workers,
         )

@@ -85,12 +85,20 @@ def score_tasks(
     experiment: Experiment,
     protocol: Protocol,
     *,
+    every_step: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Evaluate a run on test tasks and return the record that `score_run` writes, without its place."""
+    """Evaluate a run on test tasks and return the record that `score_run` writes, without its place.
+
+    Args:
+        experiment: The run.
+        protocol: Which tasks.
+        every_step: Score after every inner step; else after the last alone, in one column.
+        progress: Called with (tasks done, tasks in all).
+    """
     emo = experiment.trainer.emo
     before = memory_digest(emo)
-    scores = _scores(experiment, protocol, progress)
+    scores = _scores(experiment, protocol, every_step, progress)
     if memory_digest(emo) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
     return {"memory_sha256": before, **_record(experiment, protocol, scores)}
@@ -103,7 +111,10 @@ def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Pat
 
 
 def _scores(
-    experiment: Experiment, protocol: Protocol, progress: Callable[[int, int], None]
+    experiment: Experiment,
+    protocol: Protocol,
+    every_step: bool,
+    progress: Callable[[int, int], None],
 ) -> Scores:
     trainer, source = experiment.trainer, experiment.source
     regression = source.shape.kind == "regression"
@@ -121,6 +132,7 @@ def _scores(
         batches(sample, tasks=protocol.tasks),
         emo=trainer.emo,
         steps=protocol.steps,
+        every_step=every_step,
         batched=trainer.batched,
         workers=trainer.workers,
     )

@@ -144,6 +144,7 @@ def predict(
     *,
     emo: EMO | None = None,
     steps: int | None = None,
+    every_step: bool = True,
     batched: bool | None = False,
     workers: int = 1,
 ) -> list[Tensor]:
@@ -152,10 +153,12 @@ def predict(
     The memory is only read; put ``emo`` into eval mode first. No graph is kept.
 
     Returns:
-        Outputs ``[B, n_query, n_out]`` after 0, 1, ..., ``steps`` inner steps.
+        Outputs ``[B, n_query, n_out]`` after 0, 1, ..., ``steps`` inner steps; after the last alone unless
+        ``every_step``.
     """
     tasks = episode.support.x.shape[0]
     steps = learner.loop.steps if steps is None else steps
+    shown = range(steps + 1) if every_step else range(steps, steps + 1)
     with torch.no_grad():
         theta = select(params, network_names(params))
         check_episode(episode, n_way=_outputs(learner, theta))
@@ -165,7 +168,7 @@ def predict(
         groups = _groups(params, episode, batched)
         if len(groups) > 1 and separable(learner, emo, recall):
             return answer_heads(
-                learner, begin, episode, emo=emo, recall=recall, steps=steps, workers=workers
+                learner, begin, episode, emo=emo, recall=recall, shown=shown, workers=workers
             )
 
         def answer(group: slice) -> list[Tensor]:
@@ -175,7 +178,7 @@ def predict(
             part = tasks_of(episode, group)
             own = start_of(begin, group)
             adapted = learner.adapt(own, part.support, bound=bound, steps=steps, order=0)
-            return learner.loop.outputs(adapted, part.query.x, steps=range(steps + 1))
+            return learner.loop.outputs(adapted, part.query.x, steps=shown)
 
         answers = run_tasks(answer, groups, workers=workers)
     return [torch.cat(step) for step in zip(*answers, strict=True)]

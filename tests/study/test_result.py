@@ -7,12 +7,14 @@ import pytest
 from scipy import stats
 
 from torchemo.errors import DataError
-from torchemo.study.entry import Contrast
+from torchemo.study.entry import Cell, Contrast
 from torchemo.study.records import LARGEST, read_result, read_results, record
 from torchemo.study.result import (
+    CellRuns,
     TaskScores,
     describe_contrast,
     describe_diverged,
+    read_scores,
     save_scores,
     write_json,
 )
@@ -126,3 +128,18 @@ def test_what_is_not_a_result_is_refused_by_name(tmp_path, text):
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(DataError, match=r"result\.json is not the result of a study"):
         read_result(tmp_path / "result.json")
+
+
+def test_own_tasks_are_read_after_every_step_and_further_ones_after_the_last(tmp_path):
+    runs = {"a": {"own": [[1, 2], [3, 4]], "far": [[5, 6], [7, 8]]}}
+    runs["b"] = {"own": [[1, 3], [3, 5]], "far": [[9], [10]]}
+    for name, worlds in runs.items():
+        (tmp_path / name).mkdir()
+        for world, rows in worlds.items():
+            about = {"metric": "accuracy", "domains": ["x"], "domain": [0, 0], "per_task": rows}
+            (tmp_path / name / world).write_text(json.dumps(about))
+    cell = Cell("c", "C", "maml", "base", world="own", tests=("far",))
+    folders = tuple(tmp_path / name for name in runs)
+    found = CellRuns(cell, folders, {"own": "own", "far": "far"}, (), ())
+    assert read_scores(found, "own").scores.tolist() == [[[1, 2], [3, 4]], [[1, 3], [3, 5]]]
+    assert read_scores(found, "far").scores.tolist() == [[[6], [8]], [[9], [10]]]

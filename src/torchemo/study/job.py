@@ -25,11 +25,19 @@ Tell: TypeAlias = Callable[[int], None]
 
 
 class Scoring(NamedTuple):
-    """Test tasks for a run: the file beside it, the protocol, and other data than its own if any."""
+    """Test tasks for a run.
+
+    Attributes:
+        file: The file beside the run.
+        protocol: Which tasks.
+        source: Other data than its own, if any.
+        every_step: Score after every inner step, or after the last alone, which takes less time.
+    """
 
     file: str
     protocol: Protocol
     source: tuple[str, ...] | None = None
+    every_step: bool = True
 
 
 @final
@@ -165,7 +173,7 @@ def _score(job: Job, scoring: Scoring) -> None:
         source = open_source(data, needed=("test",))
         experiment = Experiment(experiment.config, source, experiment.trainer)
     try:
-        record = score_tasks(experiment, scoring.protocol)
+        record = score_tasks(experiment, scoring.protocol, every_step=scoring.every_step)
     except DataError as error:  # a score that is not finite is a result too, of these tasks alone
         record = {"diverged": error.message}
     _save(job.root, scoring.file, {"run": job.run, **record})

@@ -58,17 +58,21 @@ class CellRuns(NamedTuple):
 
 
 def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
-    """Read the scores of a cell; None if one of its runs has none."""
+    """Read the scores of a cell; None if one of its runs has none.
+
+    What a cell learns on is shown after every inner step, further tests after the last alone.
+    """
     records = [read_json(folder / runs.files[world]) for folder in runs.folders]
     found = [record for record in records if record is not None and "diverged" not in record]
     if not found or len(found) < len(records):
         return None
-    first = found[0]
+    first, shown = found[0], slice(None) if world == runs.cell.world else slice(-1, None)
+    scores = [[row[shown] for row in record["per_task"]] for record in found]
     return TaskScores(
         first["metric"],
         tuple(first["domains"]),
         np.array(first["domain"], dtype=np.int64),
-        np.array([record["per_task"] for record in found], dtype=np.float64),
+        np.array(scores, dtype=np.float64),
     )
 
 

@@ -188,7 +188,8 @@ class StudyRun:
         text = repr((protocol, names, scale.image_size))
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         source = None if own else self.sources[world]
-        return Scoring(f"score-{digest}.json", protocol, source)
+        every_step = world == cell.world
+        return Scoring(f"score-{digest}.json", protocol, source, every_step)
 
     def _assemble(self, cells: list[CellRuns]) -> dict[str, Any]:
         scores: dict[str, TaskScores] = {}
