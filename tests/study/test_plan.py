@@ -59,6 +59,15 @@ def test_a_control_changes_one_thing_and_takes_the_rates_of_its_cell():
     assert broken != own
     assert replace(broken, emo=mended) == own
     assert control.of == "maml-emo-paper"
+    assert study.chooser(control) == study.cells[1]
+
+
+def test_readings_that_change_ours_take_its_rates_and_so_do_their_controls():
+    study = plan(entry_of("R1"), scale_of("cpu", "pictures"), chosen=("scales and shifts",))
+    names = [cell.name for cell in study.cells]
+    assert names[:2] == ["ours", "scales and shifts"]
+    assert "scales and shifts/one-slot" in names
+    assert {study.chooser(cell).name for cell in study.cells} == {"ours"}
 
 
 def test_controls_know_what_a_consolidated_memory_needs():

@@ -25,7 +25,7 @@ class Cell:
         world: What it is trained and tested on (`Scale.worlds`).
         tests: Further worlds it is tested on, or `torchemo.study.scales.SEEN`.
         n_shot: K.
-        of: A control takes the rates chosen for this cell; others choose their own on the grid.
+        of: It takes the rates chosen for this cell, as controls do; others choose their own on the grid.
         missing: Why it cannot be run, if it cannot.
     """
 

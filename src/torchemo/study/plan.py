@@ -60,6 +60,13 @@ class Study:
         learned = cell.preset.startswith("meta-sgd")
         return self.scale.meta_sgd_grid if learned else self.scale.grid
 
+    def chooser(self, cell: Cell) -> Cell:
+        """Return the cell whose rates a cell takes; a control's cell may itself take those of another."""
+        cells = {other.name: other for other in self.cells}
+        while cell.of is not None:
+            cell = cells[cell.of]
+        return cell
+
     def config(
         self, cell: Cell, sources: Sources, *, rates: tuple[str, ...] = (), seed: int = 0
     ) -> RunConfig:

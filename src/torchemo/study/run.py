@@ -151,7 +151,7 @@ class StudyRun:
         return grid[best], tried
 
     def _runs(self, cell: Cell, chosen: dict[str, Any]) -> CellRuns:
-        rates, tried = chosen[cell.of or cell.name]
+        rates, tried = chosen[self.study.chooser(cell).name]
         worlds = (cell.world, *cell.tests)
         folders = [
             self.out / "runs" / run_id(self._config(cell, rates, seed)) for seed in self.study.seeds

@@ -1,5 +1,7 @@
 """R1: from the literal reading of EMO to ours, one hypothesis at a time. Not in the paper."""
 
+from dataclasses import replace
+
 from torchemo.study.entries.methods import base_cell
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
@@ -31,7 +33,7 @@ _CONSOLIDATED = {
     "decay": ("slots that fade", ("emo.memory.slot_decay=1.0",)),
     **{f"{n} slots": (f"{n} slots", (f"emo.memory.capacity={n}",)) for n in _SLOTS},
 }
-"""Each changes one thing about our reading."""
+"""Each changes one thing about our reading, and keeps its rates."""
 
 _SCALES_ONLY = {"scales and shifts": ("of scales and shifts only", ("emo.value.tensors=norm",))}
 """The same, for networks with normalisation layers."""
@@ -48,17 +50,20 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
     ]
     ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.elsewhere)
     changed = [
-        Cell(
-            name, f"EMO (ours), {title}", "maml-emo", "emo", options=options, tests=scale.elsewhere
-        )
+        replace(ours, name=name, title=f"{ours.title}, {title}", options=options, of=ours.name)
         for name, (title, options) in _changes(scale).items()
     ]
     return (base_cell("maml", tests=scale.elsewhere), *literal, ours, *changed)
 
 
 def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    names = [cell.name for cell in _cells(scale)][1:]
-    found = [Contrast(f"{name} vs maml", name, "maml", "better") for name in names]
+    found: list[Contrast] = []
+    for cell in _cells(scale)[1:]:
+        found.append(Contrast(f"{cell.name} vs maml", cell.name, "maml", "better"))
+        found += [
+            Contrast(f"{cell.name} vs maml, {test}", cell.name, "maml", test=test)
+            for test in cell.tests
+        ]
     return (*found, *(Contrast(f"{name} vs ours", name, "ours") for name in _changes(scale)))
 
 
