@@ -28,6 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e . --group dev
+	$(BIN)/python -W ignore -c "import torch.func, scipy.stats, matplotlib.pyplot, higher, torchopt"
 	touch $@
 
 demo: setup
