@@ -217,7 +217,8 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
         raise ConfigError(
             "nothing is left to remember: what the learner adapts is left out by value.head_align"
             f" '{config.value.head_align}' and value.tensors '{config.value.tensors}'.",
-            hint="Use value.content = meta, which covers all tensors, or remember more of them.",
+            hint="Use value.content = meta, which is not limited to what is adapted, or, in a network"
+            " without normalisation layers, value.tensors = all.",
         )
     return shapes
 
