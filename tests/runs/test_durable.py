@@ -89,6 +89,32 @@ def test_new_folders_are_synced_into_their_parents(tmp_path, monkeypatch):
     assert len(synced) == 2
 
 
+def test_ctrl_c_while_a_folder_is_deleted_stays_a_ctrl_c(tmp_path, monkeypatch):
+    """At each closing of a descriptor in turn: whatever rmtree makes of it, the caller sees the Ctrl-C."""
+    closings = []
+
+    def close_then_interrupt(handle):
+        real(handle)
+        closings.append(handle)
+        if len(closings) == at:
+            raise KeyboardInterrupt
+
+    real, at = os.close, 0
+    for at in range(1, 5):
+        (tmp_path / "folder" / "inner").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / "inner" / "file").touch()
+        closings.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", close_then_interrupt)
+            try:
+                durable.remove(tmp_path / "folder")
+            except KeyboardInterrupt:
+                continue
+        assert len(closings) == at - 1 > 0  # every closing was interrupted once, none was left
+        return
+    raise AssertionError("rmtree closes more descriptors than this test goes through")
+
+
 def test_sizes_are_written_for_people():
     assert durable.megabytes(9_999) == "9999 bytes"
     assert durable.megabytes(30_003_760) == "30.00 MB"

@@ -159,7 +159,18 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         os.unlink(path)
     else:
+        _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> None:
+    try:
         shutil.rmtree(path)
+    except OSError as error:
+        # A Ctrl-C right after rmtree closed a descriptor makes it close that twice, and report the second
+        # closing in place of the Ctrl-C.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def sweep(folder: Path) -> list[Path]:
