@@ -49,7 +49,7 @@ from torchemo.learners.meta_sgd import RATE
 from torchemo.learners.parts import Embedding, ImageEmbedding, PointEmbedding
 from torchemo.losses import cross_entropy, mean_squared_error
 from torchemo.memory import EpisodicMemory
-from torchemo.policy import Policy
+from torchemo.policy import Policy, is_remembered
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
 from torchemo.search import INDICES, ApproximateIndex, Index
@@ -208,19 +208,26 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
         shapes = {n: network[n].shape for n in learner.loop.names(network)}
         if isinstance(learner, MetaSGD) and learner.rate_memory:
             shapes |= {RATE + n: shape for n, shape in shapes.items()}
-    if config.value.head_align == "drop":
-        head = learner.loop.model.head
-        shapes = {n: s for n, s in shapes.items() if n.removeprefix(RATE) not in head}
-    if config.value.tensors == "norm":
-        shapes = {n: s for n, s in shapes.items() if n in learner.loop.model.norm}
+    head, norm, value = _head(learner), learner.loop.model.norm, config.value
+    shapes = {
+        name: shape
+        for name, shape in shapes.items()
+        if is_remembered(name, value.head_align, value.tensors, head=head, norm=norm)
+    }
     if not shapes:
         raise ConfigError(
             "nothing is left to remember: what the learner adapts is left out by value.head_align"
-            f" '{config.value.head_align}' and value.tensors '{config.value.tensors}'.",
+            f" '{value.head_align}' and value.tensors '{value.tensors}'.",
             hint="Use value.content = meta, which is not limited to what is adapted, or, in a network"
             " without normalisation layers, value.tensors = all.",
         )
     return shapes
+
+
+def _head(learner: Learner) -> tuple[str, ...]:
+    """Return the names of the head tensors; rows of their rate gradients are classes too."""
+    names = learner.loop.model.head
+    return (*names, *(RATE + name for name in names))
 
 
 def build_emo(
@@ -235,8 +242,7 @@ def build_emo(
     encoder = None
     if config.key.source == "emo":
         encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
-    # Rows of a head tensor's rate gradient are classes too.
-    heads = (*learner.loop.model.head, *(RATE + name for name in learner.loop.model.head))
+    head = _head(learner)
     memory = EpisodicMemory(
         config.memory.capacity,
         _own_key_dim(learner) if encoder is None else encoder.dim,
@@ -250,7 +256,7 @@ def build_emo(
         remembered_shapes(config, learner),
         k=config.retrieval.k or config.memory.capacity,
         steps=learner.loop.steps,
-        head=heads,
+        head=head,
         seed=seed,
     )
     policy = _policy(config, tasks, seed)
@@ -260,7 +266,7 @@ def build_emo(
         aggregator,
         encoder=encoder,
         policy=policy,
-        head=heads,
+        head=head,
         norm=learner.loop.model.norm,
     )
     return emo.to(dtype)

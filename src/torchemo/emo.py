@@ -16,7 +16,7 @@ from torchemo.consolidation import key_centres
 from torchemo.encoders import KeyEncoder
 from torchemo.errors import ConfigError
 from torchemo.memory import EpisodicMemory
-from torchemo.policy import Policy
+from torchemo.policy import Policy, is_remembered
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
 from torchemo.tree import check_same_structure, norms, select, tree_map
@@ -301,12 +301,13 @@ class EMO(nn.Module):
         for name, value in (extra or {}).items():
             picked = {**picked, name: value[:, None] if content == "per_step" else value}
         scale = self.policy.value_scale
-        return {n: v.detach() * scale for n, v in picked.items() if self.remembers(n)}
+        return {n: v.detach() * scale for n, v in picked.items() if self._remembers(n)}
 
-    def remembers(self, name: str) -> bool:
-        """Whether a tensor of this name is among those that are remembered."""
-        dropped = self.policy.head_align == "drop" and name in self.head
-        return not dropped and (self.policy.tensors == "all" or name in self.norm)
+    def _remembers(self, name: str) -> bool:
+        policy = self.policy
+        return is_remembered(
+            name, policy.head_align, policy.tensors, head=self.head, norm=self.norm
+        )
 
     def remember(
         self,

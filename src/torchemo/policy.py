@@ -1,5 +1,6 @@
 """What EMO stores and how it uses it: the paper's open points as named switches."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, final, get_args
 
@@ -123,3 +124,24 @@ class Policy:
                 "consolidated slots belong to no single task: they cannot be aligned or re-keyed.",
                 hint="Leave rekey_every out, and set head_align to 'none' or 'drop'.",
             )
+
+
+def is_remembered(
+    name: str,
+    head_align: HeadAlign,
+    tensors: Tensors,
+    *,
+    head: Collection[str],
+    norm: Collection[str],
+) -> bool:
+    """Whether a tensor of this name is remembered under these switches of `Policy`.
+
+    Args:
+        name: Name of the tensor.
+        head_align: ``drop`` leaves the head out.
+        tensors: ``norm`` leaves out all but the normalisation layers.
+        head: Names of the head tensors.
+        norm: Names of the scales and shifts of normalisation layers.
+    """
+    dropped = head_align == "drop" and name in head
+    return not dropped and (tensors == "all" or name in norm)
