@@ -1,4 +1,8 @@
-"""The demo: MAML against MAML with memory, 5-way 1-shot on synthetic pictures, paired."""
+"""The demo: MAML against MAML with memory, 5-way 1-shot on synthetic pictures, paired.
+
+A third run has one slot for all tasks: it learns as many further numbers at the same rate and retrieves
+nothing. What memory is worth beyond it is memory proper.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +17,8 @@ from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
 from torchemo.trained import load_best
 
-RUNS = {"maml": "maml", "maml-emo": "maml-emo"}
-"""Folder and preset of the two runs."""
+RUNS = {"maml": "MAML", "maml-emo": "MAML + EMO", "one-slot": "one slot for all"}
+"""Folders of the runs, and how they are shown."""
 
 
 @final
@@ -23,9 +27,9 @@ class DemoConfig:
     """Options of the demo."""
 
     iterations: int = 150
-    """Outer steps of each of the two runs."""
+    """Outer steps of each run."""
     test_tasks: int = 200
-    """Test tasks, the same for both runs."""
+    """Test tasks, the same for all runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
 
@@ -37,8 +41,9 @@ class DemoConfig:
 
 
 def demo_run(name: str, config: DemoConfig) -> RunConfig:
-    """Return the configuration of one of the two runs: small pictures, a small network."""
-    base = preset(RUNS[name])
+    """Return the configuration of one of the runs: small pictures, a small network."""
+    base = preset("maml" if name == "maml" else "maml-emo")
+    slots = 1 if name == "one-slot" else base.emo.memory.capacity
     return replace(
         base,
         learner=replace(base.learner, inner_lr=0.1, steps=3),
@@ -46,7 +51,7 @@ def demo_run(name: str, config: DemoConfig) -> RunConfig:
         data=replace(base.data, image_size=28, n_query=5),
         emo=replace(
             base.emo,
-            memory=replace(base.emo.memory, warmup=25),
+            memory=replace(base.emo.memory, warmup=25, capacity=slots),
             key=replace(base.emo.key, recognition_older=16),
         ),
         train=replace(
@@ -59,23 +64,39 @@ def demo_run(name: str, config: DemoConfig) -> RunConfig:
     )
 
 
+@final
+@dataclass(frozen=True)
+class DemoResult:
+    """Paired comparisons on the same unseen classes.
+
+    Attributes:
+        memory: MAML + EMO minus MAML.
+        one_slot: One slot for all tasks minus MAML.
+        retrieval: MAML + EMO minus one slot for all tasks.
+    """
+
+    memory: dict[str, Any]
+    one_slot: dict[str, Any]
+    retrieval: dict[str, Any]
+
+
 def run_demo(
     root: Path,
     config: DemoConfig,
     *,
     on_event: Callable[[str, str, int, Mapping[str, Any]], None],
     workers: int = 1,
-) -> dict[str, Any]:
-    """Train both, score both on the same unseen classes, and compare them in pairs.
+) -> DemoResult:
+    """Train all, score all on the same unseen classes, and compare them in pairs.
 
     Args:
-        root: Folder for the two runs.
+        root: Folder for the runs.
         config: Options.
         on_event: Told the run's name and everything it logs.
         workers: Threads that share the tasks of a step.
     """
-    results = {}
-    for name in RUNS:
+    scores = {}
+    for name, title in RUNS.items():
         folder = root / name
 
         def tell(event: str, step: int, fields: Mapping[str, Any], name: str = name) -> None:
@@ -83,5 +104,10 @@ def run_demo(
 
         train_run(folder, demo_run(name, config), on_event=tell, workers=workers)
         best = load_best(folder, workers=workers)
-        results[name] = score_run(folder, best, Protocol(tasks=config.test_tasks))
-    return compare([results["maml"]], [results["maml-emo"]])
+        score = score_run(folder, best, Protocol(tasks=config.test_tasks))
+        scores[name] = [{**score, "method": title}]
+    return DemoResult(
+        memory=compare(scores["maml"], scores["maml-emo"]),
+        one_slot=compare(scores["maml"], scores["one-slot"]),
+        retrieval=compare(scores["one-slot"], scores["maml-emo"]),
+    )

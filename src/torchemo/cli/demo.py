@@ -6,10 +6,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torchemo.cli.output import interval, print_json, print_table
 from torchemo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchemo.demo import DemoResult
 
 MARK = ".torchemo-demo"
 """Marks a folder that the demo made and may make anew."""
@@ -18,16 +21,19 @@ MARK = ".torchemo-demo"
 @final
 @dataclass(frozen=True)
 class DemoCommand:
-    """Train MAML and MAML with memory on the same synthetic pictures and compare them, paired."""
+    """Train MAML and MAML with memory on the same synthetic pictures and compare them, paired.
+
+    A third run, with one slot for all tasks, shows what the further parameters do without retrieval.
+    """
 
     iterations: int = 150
-    """Outer steps of each of the two runs."""
+    """Outer steps of each run."""
     test_tasks: int = 200
-    """Test tasks, the same for both runs."""
+    """Test tasks, the same for all runs."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
     out: Path = Path("runs/demo")
-    """Folder of the two runs, summary.json and the reports; an earlier demo there is made anew."""
+    """Folder of the runs, summary.json and the reports; an earlier demo there is made anew."""
     release_memory: bool = False
     """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
@@ -51,9 +57,10 @@ class DemoCommand:
             "data": "synthetic pictures (procedural), 5-way 1-shot, unseen classes",
             "iterations": self.iterations,
             "seed": self.seed,
-            **found,
+            **found.memory,
+            "one_slot": {"against_base": found.one_slot, "against_memory": found.retrieval},
         }
-        page = write_comparison_report([found], self.out / "report.html")
+        page = write_comparison_report([found.memory, found.one_slot], self.out / "report.html")
         for run in RUNS:
             write_run_report(self.out / run)
         path = self.out / "summary.json"
@@ -61,7 +68,7 @@ class DemoCommand:
         if self.json:
             print_json(summary)
         else:
-            _show(summary)
+            _show(found)
             print(f"report: {page}\nsummary: {path}")
         return 0
 
@@ -80,23 +87,35 @@ def _tell(name: str, event: str, step: int, fields: Mapping[str, Any]) -> None:
         print(f"{name}: step {step}, validation accuracy {fields['accuracy']:.3f}", file=sys.stderr)
 
 
-def _show(summary: dict[str, Any]) -> None:
-    steps = range(len(summary["per_step"][0]))
+def _show(found: "DemoResult") -> None:
     rows = [
-        [summary[side]["method"], *(f"{100 * v:.1f}" for v in values)]
-        for side, values in zip(("base", "other"), summary["per_step"], strict=True)
+        [title, *(f"{100 * v:.1f}" for v in values)]
+        for title, values in (
+            (found.memory["base"]["method"], found.memory["per_step"][0]),
+            (found.one_slot["other"]["method"], found.one_slot["per_step"][1]),
+            (found.memory["other"]["method"], found.memory["per_step"][1]),
+        )
     ]
     title = "Accuracy on the same unseen synthetic classes, %, after inner step"
-    print_table(title, ["method", *map(str, steps)], rows)
+    print_table(title, ["method", *map(str, range(len(rows[0]) - 1))], rows)
     domains = [
-        [name, interval(row["difference"], scale=100, sign=True)]
-        for name, row in summary["per_domain"].items()
+        [name, *(_points(part["per_domain"][name]) for part in (found.memory, found.retrieval))]
+        for name in found.memory["per_domain"]
     ]
-    print_table("With memory minus without, points", ["domain", "difference [95 %]"], domains)
-    difference = summary["difference"]["difference"]
-    low, high = difference["low"], difference["high"]
-    verdict = "memory helps" if low > 0 else "memory harms" if high < 0 else "no difference shown"
-    print(
-        f"All: {interval(difference, scale=100, sign=True)} points, {difference['n']} paired tasks, one"
-        f" seed, p = {summary['difference']['p_value']:.4f}: {verdict}."
+    print_table("Memory minus, points [95 %]", ["domain", "no memory", "one slot for all"], domains)
+    print(f"Memory against none: {_verdict(found.memory)}")
+    print(f"Memory against one slot for all tasks: {_verdict(found.retrieval)}")
+
+
+def _points(row: Mapping[str, Any]) -> str:
+    return interval(row["difference"], scale=100, sign=True)
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    row = found["difference"]
+    low, high = row["difference"]["low"], row["difference"]["high"]
+    verdict = "it helps" if low > 0 else "it harms" if high < 0 else "no difference shown"
+    return (
+        f"{_points(row)} points, {row['difference']['n']} paired tasks, one seed,"
+        f" p = {row['p_value']:.4f}: {verdict}."
     )
