@@ -18,6 +18,8 @@ from torchemo.bench.tables import Table, ratio, seconds, tables
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, FIGURES = ROOT / "benchmarks/results", ROOT / "docs/speed.md", ROOT / "docs/figures"
 RECORDS = ("step", "memory", "data", "limit", "growth")
+TUNED = "plain loop, channels last"
+"""What we made of the plain loop to be a harder rival: the layout that its convolutions like best."""
 
 INTRO = """# Speed
 
@@ -32,6 +34,8 @@ of them again on an idle machine and writes this page. How the compiled block wo
   in brackets, smallest and largest. Everybody's gradient is compared with the plain loop's in float64 first.
 - All variants run with the same allocator setting: freed memory is kept in the process, as our commands do;
   one case repeats the comparison with the default. Peak memory is measured with the default.
+- The plain loop also runs in another memory layout (channels last), which its users would have to know of;
+  where that is the fastest rival, what was wanted is also held against the others in their usual layout.
 - With two threads ours runs two tasks at once, the others have two threads inside operations.
 - Whole steps differ by more than memory costs, so memory alone is the CPU time that it adds to steps that are
   short without it (16 px; with a key network 84 px, one inner step, one query per class), as a share of
@@ -86,6 +90,13 @@ def goals(records):
     return Table("What was wanted:", ["what", "wanted", "measured", "reached"], rows)
 
 
+def _against_the_usual(rows):
+    """Return the ratio of median times to the fastest of others that were not tuned by us."""
+    others = [n for n in rows if not n.startswith("torchemo") and n != TUNED]
+    walls = {name: rows[name]["wall"]["median"] for name in (*others, "torchemo, fused")}
+    return min(walls[name] for name in others) / walls["torchemo, fused"]
+
+
 def _speed_goals(record):
     wanted = {(2, 84, 1): 2.0, (2, 84, 2): 2.0, (2, 28, 2): 2.3, (1, 84, 1): 2.5, (1, 84, 2): 2.5}
     peak = {}
@@ -102,6 +113,10 @@ def _speed_goals(record):
             found = case["rows"]["torchemo, fused"]["speed"]["median"]
             name = f"MAML, order {key[0]}, {key[1]} px, {key[2]} thread(s)"
             yield [name, f"{wanted[key]} x", f"{found:.2f} x", _met(found >= wanted[key])]
+            if case["best_peer"] == TUNED:
+                found = _against_the_usual(case["rows"])
+                name = f"{name}, others in their usual layout"
+                yield [name, f"{wanted[key]} x", f"{found:.2f} x", _met(found >= wanted[key])]
     others = [mb for name, mb in peak.items() if not name.startswith("torchemo")]
     if others:
         share = peak["torchemo, fused"] / min(others)

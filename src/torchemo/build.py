@@ -199,6 +199,11 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
     if isinstance(learner, MUSML):
         if config.value.content == "query":
             raise ConfigError("MUSML has no query gradient in its coordinates.")
+        if config.value.tensors == "norm":
+            raise ConfigError(
+                "MUSML remembers coordinates, not tensors of the network.",
+                hint="Set value.tensors to all.",
+            )
         return learner.shapes
     if config.value.content == "meta":
         own = learner.init(Generator())

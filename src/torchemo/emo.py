@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from torchemo.aggregators import Aggregator, weighted_sum
+from torchemo.aggregators import Aggregator, Gated, Sum, weighted_sum
 from torchemo.alignment import align_heads
 from torchemo.consolidation import key_centres
 from torchemo.encoders import KeyEncoder
@@ -100,6 +100,12 @@ class EMO(nn.Module):
         if self.policy.tensors == "norm" and not self.norm:
             raise ConfigError(
                 "there are no normalisation layers to remember.", hint="Set tensors to 'all'."
+            )
+        if self.policy.scope == "group" and not isinstance(self.aggregator, Sum | Gated):
+            raise ConfigError(
+                "a memory per group recalls a different number of slots for every task, which only the"
+                " aggregators sum and gated take.",
+                hint="Set aggregator.kind to sum or gated, or memory.scope to shared.",
             )
         if self.consolidates and self.retrieval.max_age is not None:
             raise ConfigError(
@@ -336,9 +342,8 @@ class EMO(nn.Module):
         self.memory.check_write(keys, values, {} if self.consolidates else notes)
         if recall.slot_keys is not None and recall.slot_keys.grad is not None:
             self.memory.check_slot_keys(recall.slot_keys.grad, what="key gradient")
-        self.memory.touch(
-            recall.slots[recall.active], generations=recall.generations[recall.active]
-        )
+        read = _own_generations(recall)
+        self.memory.touch(recall.slots[recall.active], generations=read[recall.active])
         if self.consolidates:
             self._consolidate(recall, values, rate_factor)
         else:
@@ -398,6 +403,14 @@ class EMO(nn.Module):
             size = norms({"": value}) / norms({"": noise})
             drawn[name] = noise * _column(size, noise)
         return drawn
+
+
+def _own_generations(recall: Recall) -> Int[Tensor, "task m"]:
+    """Return the generations that were read; -1, which no slot has, where a slot is of another group."""
+    group = (recall.own_notes or {}).get("group")
+    if group is None or recall.notes is None or recall.m == 0:
+        return recall.generations
+    return recall.generations.masked_fill(recall.notes["group"] != group[:, None], -1)
 
 
 def _column(flags: Tensor, like: Tensor) -> Tensor:

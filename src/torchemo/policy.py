@@ -43,6 +43,7 @@ class Policy:
         key_gradient: Whether the outer loss may train the key network through softmax weights (A3).
         control: ``random_values`` stores random directions of the same norm instead of the values.
         scope: ``shared`` by all tasks, or a task recalls only what its own ``group`` remembers (TSA-MAML).
+            The groups share the slots: the controller forgets the oldest of any.
         seed: Seed of recall dropout, of the controls and of the slot seeding.
     """
 

@@ -151,6 +151,8 @@ class Retrieval(nn.Module):
         self, squared: Float[Tensor, "task m"], *, same: Bool[Tensor, "task m"] | None = None
     ) -> Float[Tensor, "task m"]:
         m = squared.shape[1]
+        if same is not None and self.log_temperature is None:
+            return same.to(squared.dtype) / same.sum(1, keepdim=True).clamp_min(1)
         if same is not None:
             # Not infinite: a task without a single slot of its group would get 0/0.
             far = squared.masked_fill(~same, torch.finfo(squared.dtype).max / 1e6)

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.learners.problems import PICTURES, POINTS, point_episode, points
 from tests.learners.test_tsa_maml import tasks
+from torchemo.aggregators import Gated, Sum
 from torchemo.build import build_emo, build_learner
 from torchemo.config import (
     AggregatorConfig,
@@ -18,9 +20,13 @@ from torchemo.config import (
     RetrievalConfig,
     ValueConfig,
 )
+from torchemo.emo import EMO
 from torchemo.errors import ConfigError
 from torchemo.learners.learner import network_names
+from torchemo.memory import EpisodicMemory
 from torchemo.models import Conv4
+from torchemo.policy import Policy
+from torchemo.retrieval import Retrieval
 from torchemo.step import look_up, outer_step
 from torchemo.train import Trainer
 from torchemo.tree import expand, select
@@ -139,6 +145,41 @@ def test_with_a_memory_per_group_a_task_recalls_its_own_group_alone():
     assert (mixed.weights > 0).all()
 
 
+@pytest.mark.parametrize("weights", ["uniform", "softmax"])
+@pytest.mark.parametrize("aggregator", [Sum(), Gated(["w"])])
+def test_a_memory_per_group_is_as_good_as_a_memory_for_each(aggregator, weights):
+    for gate in aggregator.parameters():
+        nn.init.constant_(gate, 0.7)
+
+    def made(scope):
+        memory = EpisodicMemory(12, 3)
+        return EMO(memory, Retrieval(2, weights=weights), aggregator, policy=Policy(scope=scope))
+
+    draw = torch.Generator().manual_seed(0)
+    together, apart = made("group"), [made("shared"), made("shared")]
+    for _ in range(4):
+        keys, grads = (torch.randn(3, n, generator=draw) for n in (3, 2))
+        group = torch.randint(2, (3,), generator=draw)
+        recall = together.recall(keys, group=group)
+        found = together.combine({"w": grads}, recall)["w"]
+        for b, g in enumerate(group.tolist()):
+            own = apart[g].recall(keys[b : b + 1])
+            expected = apart[g].combine({"w": grads[b : b + 1]}, own)["w"]
+            torch.testing.assert_close(found[b : b + 1], expected)
+        together.remember(recall, {"w": grads})
+        for b, g in enumerate(group.tolist()):
+            apart[g].remember(apart[g].recall(keys[b : b + 1]), {"w": grads[b : b + 1]})
+
+
+def test_slots_of_another_group_are_not_kept_alive_by_a_recall():
+    memory = EpisodicMemory(4, 2)
+    emo = EMO(memory, Retrieval(4, weights="softmax"), Sum(), policy=Policy(scope="group"))
+    for group in (0, 1, 0):
+        recall = emo.recall(torch.randn(1, 2), group=torch.tensor([group]))
+        emo.remember(recall, {"w": torch.ones(1, 2)})
+    assert memory.ledger.recalls[:3].tolist() == [1, 0, 0]
+
+
 def test_the_family_runs_with_emo_on_pictures():
     net = Conv4(3, image_size=16, filters=4)
     g, y = torch.Generator().manual_seed(1), torch.arange(3).repeat(2, 1)
@@ -158,6 +199,15 @@ def test_the_family_runs_with_emo_on_pictures():
     [
         ({"key": KeyConfig(source="arml")}, "maml", "describes its tasks"),
         ({"value": ValueConfig(content="query")}, "musml", "coordinates"),
+        ({"value": ValueConfig(tensors="norm")}, "musml", "not tensors of the network"),
+        (
+            {
+                "memory": MemoryConfig(scope="group"),
+                "aggregator": AggregatorConfig(kind="mean"),
+            },
+            "tsa-maml",
+            "a different number of slots",
+        ),
         (
             {
                 "memory": MemoryConfig(scope="group", write="consolidate"),

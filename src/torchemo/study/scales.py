@@ -203,8 +203,15 @@ _PAPER = replace(
     seconds=2.0,
 )
 
-_POINT_RATES = _rates((0.003, 3e-3), (0.001, 3e-3), (0.003, 1e-3))
-_POINT_RANGES = _ranges((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 1e-3))
+# Higher and lower on both sides of what base learners choose; gradients that are summed over ten shots need a
+# tenth of the inner rate.
+_POINT_RATES = _rates(
+    *((0.003, 3e-3), (0.001, 3e-3), (0.003, 6e-3), (0.003, 0.012), (0.01, 3e-3), (0.0003, 3e-3))
+)
+_POINT_RANGES = _ranges(
+    *((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 6e-3), (0.001, 0.005, 0.012)),
+    *((0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
+)
 
 SCALES: MappingProxyType[str, Scale] = MappingProxyType(
     {
