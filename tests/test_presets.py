@@ -6,6 +6,7 @@ import pytest
 
 from tests.test_paper_ledger import literal_reading
 from torchemo.config import DataConfig, ModelConfig
+from torchemo.errors import ConfigError
 from torchemo.experiment import build_trainer
 from torchemo.presets import names, preset
 from torchemo.source import open_source
@@ -31,7 +32,9 @@ def test_every_preset_takes_outer_steps_on_pictures(name, pictures):
 
 # The literal reading stores sums over the support set and steps along them at every inner step: on
 # regression, where gradients are large, that diverges within two batches for some learners.
-FINITE = [n for n in names() if not n.startswith("proto") and not n.endswith("-paper")]
+FINITE = [
+    n for n in names() if not n.startswith("proto") and not n.endswith(("-paper", "-published"))
+]
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -42,6 +45,11 @@ def test_every_preset_of_ours_takes_outer_steps_on_regression(name):
     for i in range(2):
         report = trainer.step(source.sample("train", seed=0, start=4 * i, count=4))
         assert report.losses.isfinite().all()
+
+
+def test_published_sizes_are_refused_for_regression():
+    with pytest.raises(ConfigError, match="for pictures"):
+        preset("arml-published", regression=True)
 
 
 @pytest.mark.parametrize("n_shot", [1, 5])

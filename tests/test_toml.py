@@ -14,10 +14,10 @@ from torchemo.toml import dumps, from_dict, loads, override, to_dict
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("regression", [False, True])
-def test_every_preset_survives_a_round_trip(name, regression):
-    config = preset(name, regression=regression)
-    assert loads(dumps(config), RunConfig, where="test") == config
+def test_every_preset_survives_a_round_trip(name):
+    for regression in (False,) if name.endswith("-published") else (False, True):
+        config = preset(name, regression=regression)
+        assert loads(dumps(config), RunConfig, where="test") == config
 
 
 def test_options_that_are_none_are_written_and_read_back():

@@ -66,12 +66,14 @@ class TaskShape:
         x: Shape of one input.
         n_out: Classes of a task, or dimension of a regression target.
         n_shot: Support examples per class, or in all for regression.
+        n_query: Queries per class, or in all for regression.
     """
 
     kind: Literal["classification", "regression"]
     x: tuple[int, ...]
     n_out: int
     n_shot: int = 1
+    n_query: int = 15
 
     @property
     def support(self) -> int:
@@ -131,7 +133,7 @@ def _arml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
         width=config.task_width,
         draw=config.task_init,
     )
-    return TaskGated(loop, reader, config.aux_weight)
+    return TaskGated(loop, reader, _aux_weight(config, tasks))
 
 
 def _hsml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
@@ -145,7 +147,7 @@ def _hsml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
         gate=config.tree_gate,
         autoencoder=config.autoencoder,
     )
-    return TaskGated(loop, reader, config.aux_weight)
+    return TaskGated(loop, reader, _aux_weight(config, tasks))
 
 
 def _tsa_maml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
@@ -182,6 +184,14 @@ _MAKERS: dict[str, Callable[[LearnerConfig, InnerLoop, TaskShape], Learner]] = {
     "tsa-maml": _tsa_maml,
     "musml": _musml,
 }
+
+
+def _aux_weight(config: LearnerConfig, tasks: TaskShape) -> float:
+    """Return the weight of a reader's own losses beside the mean query loss."""
+    if config.aux_weight is not None:
+        return config.aux_weight
+    queries = tasks.n_out * tasks.n_query
+    return 0.01 if tasks.kind == "regression" else 0.01 * tasks.n_shot / queries
 
 
 def _embedding(tasks: TaskShape, dim: int) -> Embedding:

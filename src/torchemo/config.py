@@ -238,9 +238,9 @@ class LearnerConfig:
     """arml, hsml: d, size of an auto-encoder's code (published: 128 for pictures, 40 for regression)."""
     task_width: float = 8.0
     """arml, hsml: sigma of the soft assignment (published: arml 8, hsml 10; 2 for regression)."""
-    aux_weight: float = 0.01
-    """arml, hsml: weight of the reconstruction losses beside the mean query loss. The published 0.01
-    stands beside a sum: 0.01 K/(N Q) beside the mean."""
+    aux_weight: float | None = None
+    """arml, hsml: weight of the reconstruction losses beside the mean query loss. None: the published
+    0.01; for classes that stands beside a sum over queries divided by K, and is 0.01 K/(N Q) here."""
     vertices: int = 4
     """arml: G, vertices of the meta-knowledge graph."""
     task_init: Literal["glorot", "tf"] = "glorot"

@@ -56,8 +56,13 @@ class PictureTasks:
     @property
     def shape(self) -> TaskShape:
         """Classification of pictures."""
+        spec = self.spec
         return TaskShape(
-            "classification", self.index.shape, self.spec.n_way, n_shot=self.spec.n_shot
+            "classification",
+            self.index.shape,
+            spec.n_way,
+            n_shot=spec.n_shot,
+            n_query=spec.n_query,
         )
 
     @property
@@ -89,7 +94,10 @@ class RegressionTasks:
     @property
     def shape(self) -> TaskShape:
         """Regression of one number."""
-        return TaskShape("regression", (self.spec.input_dim,), 1, n_shot=self.spec.n_shot)
+        spec = self.spec
+        return TaskShape(
+            "regression", (spec.input_dim,), 1, n_shot=spec.n_shot, n_query=spec.n_query
+        )
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tests.learners.problems import (
     vectors,
     with_maml,
 )
-from torchemo.build import build_learner
+from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.encoders import class_means
 from torchemo.errors import ConfigError
@@ -23,7 +23,7 @@ from torchemo.learners.arml import relations
 from torchemo.learners.learner import scoped
 from torchemo.learners.parts import PointEmbedding, soft_assignment
 from torchemo.learners.task_gated import GATE, TASK
-from torchemo.models import Conv4
+from torchemo.models import MLP, Conv4
 from torchemo.presets import preset
 from torchemo.step import outer_step, predict
 from torchemo.types import Batch, Episode
@@ -216,17 +216,23 @@ def test_hsml_reads_at_most_ten_examples_with_their_labels(autoencoder):
     assert not torch.allclose(hsml(p, Batch(x, within))[0], code)
 
 
-def test_presets_convert_the_published_weight_to_a_mean_loss():
-    for name in READERS:
-        assert preset(name).learner.aux_weight == pytest.approx(0.01 / 75)
-        assert preset(name, n_shot=5).learner.aux_weight == pytest.approx(0.01 * 5 / 75)
-        assert preset(name, regression=True).learner.aux_weight == 0.01
+@pytest.mark.parametrize("name", READERS)
+def test_the_published_weight_is_converted_to_a_mean_loss_over_these_queries(name):
+    def weight(n_shot, n_query):
+        shape = TaskShape("classification", (2,), 5, n_shot=n_shot, n_query=n_query)
+        config = LearnerConfig(name=name, **SMALL)
+        return build_learner(config, MLP(5, n_in=2, hidden=(4,)), shape).aux_weight
+
+    assert weight(1, 15) == pytest.approx(0.01 / 75)
+    assert weight(5, 15) == pytest.approx(0.01 * 5 / 75)
+    assert weight(1, 5) == pytest.approx(0.01 / 25)
+    assert points(name, **SMALL).aux_weight == 0.01
 
 
 def test_published_sizes_are_those_of_the_cards():
     learner = preset("arml-published").learner
     net = Conv4(5, image_size=84)
-    made = build_learner(learner, net, PICTURES.__class__("classification", (3, 84, 84), 5))
+    made = build_learner(learner, net, TaskShape("classification", (3, 84, 84), 5))
     params = made.init(torch.Generator().manual_seed(0))
     gates = sum(p.numel() for n, p in params.items() if n.startswith(GATE))
     assert gates == 257 * 32_645

@@ -158,5 +158,6 @@ def test_bad_switches_are_refused():
     for wrong in ({"target_steps": 0}, {"match": "cosine"}):
         with pytest.raises(REFUSALS):
             vectors("bmg", **wrong)
-    with pytest.raises(ConfigError, match="already"):
-        BMG(vectors("bmg"))
+    for name in ("bmg", "musml", "tsa-maml"):
+        with pytest.raises(ConfigError, match="does not go over"):
+            BMG(vectors(name))

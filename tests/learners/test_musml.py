@@ -156,3 +156,5 @@ def test_bad_switches_are_refused():
         vectors("musml", subspaces=0)
     with pytest.raises(ConfigError, match="running"):
         MUSML(InnerLoop(Conv4(3, image_size=16, filters=2, bn="running")))
+    with pytest.raises(ConfigError, match="normalised together"):
+        MUSML(InnerLoop(Conv4(3, image_size=16, filters=2, bn="per_query_with_support")))

@@ -15,6 +15,7 @@ from torchemo.learners import MAML, TSAMAML, InnerLoop
 from torchemo.learners.learner import network_names
 from torchemo.learners.tsa_maml import CENTRES, COLLECTED, COUNT, PENDING, SOLUTIONS
 from torchemo.losses import mean_squared_error
+from torchemo.models import Conv4
 from torchemo.runner import train_run
 from torchemo.step import predict
 from torchemo.train import Trainer
@@ -218,3 +219,5 @@ def test_bad_switches_are_refused():
     for wrong in ({"groups": 0}, {"first_stage": -1}, {"cluster_tasks": 1}):
         with pytest.raises(ConfigError, match="TSA-MAML"):
             trainer(**wrong)
+    with pytest.raises(ConfigError, match="running statistics"):
+        TSAMAML(InnerLoop(Conv4(3, image_size=16, filters=2, bn="running")))

@@ -115,6 +115,32 @@ def test_a_preset_that_does_not_exist_makes_a_cell_unavailable_and_not_an_error(
     assert study.cells[0].missing == "there is no preset 'nobody' yet"
 
 
+@pytest.mark.parametrize("learner", ["arml", "hsml", "tsa-maml"])
+def test_at_the_scale_of_the_paper_learners_have_their_published_sizes(learner):
+    study = plan(entry_of("T7"), scale_of("paper", "pictures"), controls=False)
+    full = preset(f"{learner}-published")
+    for cell in study.available:
+        if cell.preset.removesuffix("-paper").removesuffix("-emo") == learner:
+            found = study.config(cell, {})
+            sizes = ("task_dim", "first_stage", "cluster_tasks")
+            assert [getattr(found.learner, n) for n in sizes] == [
+                getattr(full.learner, n) for n in sizes
+            ]
+            if learner == "tsa-maml":
+                assert found.train.iterations == full.train.iterations
+                assert found.outer.schedule == full.outer.schedule == "cosine"
+
+
+def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_textures():
+    study = plan(entry_of("T7"), scale_of("cpu", "pictures"), controls=False)
+    choosing = {cell.name for cell in study.cells if cell.of is None}
+    assert choosing == {"maml", "maml-emo", "meta-sgd", "meta-sgd-emo"}
+    assert {study.chooser(cell).name for cell in study.cells} == choosing
+    assert {cell.tests for cell in study.cells} == {("outside textures",)}
+    points = plan(entry_of("T7"), scale_of("cpu", "regression"), controls=False)
+    assert {cell.of for cell in points.cells} == {None}
+
+
 def test_wrong_names_are_refused_with_a_suggestion():
     assert entry_of("t1").name == "T1"
     with pytest.raises(ConfigError, match="Did you mean 'T1'"):

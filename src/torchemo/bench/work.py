@@ -54,7 +54,7 @@ class Work:
     def shape(self) -> TaskShape:
         """What its tasks look like."""
         x = (self.channels, self.size, self.size)
-        return TaskShape("classification", x, self.n_way, n_shot=self.n_shot)
+        return TaskShape("classification", x, self.n_way, n_shot=self.n_shot, n_query=self.n_query)
 
     @property
     def head_only(self) -> bool:

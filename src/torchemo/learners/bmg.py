@@ -1,4 +1,4 @@
-"""BMG: Bootstrapped Meta-Learning (Flennerhag et al., ICLR 2022), over any learner of this package."""
+"""BMG: Bootstrapped Meta-Learning (Flennerhag et al., ICLR 2022), over learners that adapt a network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,9 @@ from torch import Tensor
 from torchemo.emo import Bound
 from torchemo.errors import ConfigError
 from torchemo.inner import Adapted, task_gradients
-from torchemo.learners.learner import Learner, Scheduled, Traits, gradient_rows
+from torchemo.learners.learner import Learner, Scheduled, Staged, Traits, gradient_rows
 from torchemo.learners.loop import InnerLoop
+from torchemo.learners.musml import MUSML
 from torchemo.tree import detach, flatten, leaves, select, tree_map
 from torchemo.types import Batch, Params, Start
 
@@ -52,8 +53,12 @@ class BMG:
             raise ConfigError(f"BMG: target_steps should be 1 or more, got {self.target_steps}.")
         if self.match not in ("kl", "l2"):
             raise ConfigError(f"BMG: match should be kl or l2, got '{self.match}'.")
-        if isinstance(self.base, BMG):
-            raise ConfigError("BMG: the learner underneath is BMG already.")
+        if isinstance(self.base, BMG | MUSML | Staged):
+            raise ConfigError(
+                f"BMG does not go over {type(self.base).__name__}: its target goes on from the network of a"
+                " task, in one stage.",
+                hint="Choose another learner underneath, such as maml or arml.",
+            )
 
     @property
     def loop(self) -> InnerLoop:

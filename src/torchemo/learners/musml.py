@@ -60,6 +60,11 @@ class MUSML:
                 "MUSML: subspaces hold whole networks without running statistics.",
                 hint="Use model.bn = transductive.",
             )
+        if getattr(self.loop.model, "bn", None) == "per_query_with_support":
+            raise ConfigError(
+                "MUSML: queries are normalised together, all subspaces in one call.",
+                hint="Use model.bn = transductive.",
+            )
 
     @property
     def traits(self) -> Traits:

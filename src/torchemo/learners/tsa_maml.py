@@ -26,8 +26,8 @@ CENTRES, COUNT, PENDING = STATE + "centres", STATE + "count", STATE + "pending/"
 class TSAMAML:
     """Learn one initialisation per group of tasks with similar solutions, in two stages.
 
-    Stage 1 is MAML. Then the solutions theta_S of ``cluster_tasks`` training tasks are collected, nothing
-    being learned meanwhile, and clustered by k-means; the mean solution of a group is its initialisation. In
+    Stage 1 is MAML. Then the solutions theta_S of ``cluster_tasks`` training tasks are collected while the
+    network rests, and clustered by k-means; the mean solution of a group is its initialisation. In
     stage 2 a task belongs to the group whose centre is nearest to its solution under the stage-1 network,
     which stays as it is, and starts from that group's initialisation. A group takes an outer step once it
     has collected as many tasks as an outer step has. All of it is one run: what is collected is kept
@@ -36,7 +36,7 @@ class TSAMAML:
     Reading: the published code clusters 10 000 solutions, whole; label orders are random, so we compare
     bodies (``cluster_on``), and fewer tasks serve as well. A group that has collected more than enough steps
     on all it has. The published outer rate falls to zero over stage 2; ``outer.schedule`` lets it fall over
-    the whole run. Groups that no task belongs to are kept as they are.
+    the whole run. A group without a solution of its own begins at the mean of all.
 
     Args:
         loop: The inner loop.
@@ -60,6 +60,11 @@ class TSAMAML:
             )
         if self.cluster_on not in ("body", "all"):
             raise ConfigError(f"TSA-MAML: cluster_on is body or all, got '{self.cluster_on}'.")
+        if self.loop.model.buffers:
+            raise ConfigError(
+                "TSA-MAML: running statistics would go on moving the network that assigns tasks to groups.",
+                hint="Use model.bn = transductive.",
+            )
 
     @property
     def traits(self) -> Traits:
@@ -70,8 +75,7 @@ class TSAMAML:
     def init(self, generator: torch.Generator) -> Params:
         """Draw the network; the groups begin as copies of it."""
         theta = self.loop.model.init(generator)
-        own = {n: p for n, p in theta.items() if n not in self.loop.model.buffers}
-        copies = {_of(m, n): p.clone() for m in range(self.groups) for n, p in own.items()}
+        copies = {_of(m, n): p.clone() for m in range(self.groups) for n, p in theta.items()}
         return {**theta, **copies, **({} if self.first_stage else self._collecting(theta))}
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
@@ -83,8 +87,8 @@ class TSAMAML:
                 about["solution"] = self.solutions(params, support)
             return Start(base, about=about)
         nearest = self.assign(params, self.solutions(params, support))
-        theta = dict(base)
-        for name in base.keys() - set(self.loop.model.buffers):
+        theta = {}
+        for name in base:
             starts = torch.stack([params[_of(m, name)] for m in range(self.groups)])
             theta[name] = starts[nearest]
         return Start(theta, about={"group": nearest})
@@ -105,7 +109,9 @@ class TSAMAML:
     ) -> Int[Tensor, " task"]:
         """Return the group whose centre is nearest."""
         compared = solutions[:, self._compared(params)]
-        return (compared[:, None] - params[CENTRES]).square().sum(-1).argmin(1)
+        # One centre at a time: all differences at once are as large as all solutions, times the groups.
+        distances = [(compared - centre).square().sum(-1) for centre in params[CENTRES]]
+        return torch.stack(distances, dim=1).argmin(1)
 
     def adapt(
         self,

@@ -25,6 +25,17 @@ WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 
 TEXTURES = "outside textures"
 
+_FULL_SIZES: dict[str, tuple[str, ...]] = {
+    "arml": ("learner.task_dim=128",),
+    "hsml": ("learner.task_dim=128",),
+    "tsa-maml": (
+        *("train.iterations=162500", "learner.first_stage=100000", "learner.cluster_tasks=10000"),
+        "outer.schedule=cosine",
+    ),
+    "musml": ("learner.anneal=50000",),
+}
+"""Presets have sizes for a CPU: the published ones (`torchemo.presets`), for the scale of the paper."""
+
 
 def _worlds(scale: Scale) -> tuple[str, ...]:
     if scale.name == "paper":
@@ -46,6 +57,7 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
             title + suffix(n_shot) + WORLDS[world],
             preset,
             "emo" if role == "emo" else "base",
+            options=_sizes(preset, scale),
             world=world,
             tests=_textures(scale),
             n_shot=n_shot,
@@ -54,6 +66,11 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
         for world in _worlds(scale)
         for preset, (title, role) in methods.items()
     )
+
+
+def _sizes(preset: str, scale: Scale) -> tuple[str, ...]:
+    learner = preset.removesuffix("-paper").removesuffix("-emo")
+    return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
 
 def _textures(scale: Scale) -> tuple[str, ...]:
@@ -157,7 +174,7 @@ def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
             f"{title}, {world}{suffix(n_shot)}",
             preset,
             "emo" if "-emo" in preset else "base",
-            options=_RESNET_SMOKE if small else _RESNET,
+            options=_RESNET_SMOKE if small else (*_RESNET, *_sizes(preset, scale)),
             world=world,
             n_shot=n_shot,
         )
