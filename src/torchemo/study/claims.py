@@ -84,10 +84,21 @@ def _by_reading(
 ) -> list[Finding]:
     presets = {cell["name"]: cell["preset"] for cell in result["cells"]}
     groups: dict[str, list[Mapping[str, Any]]] = {}
+    without: list[Mapping[str, Any]] = []
     for c in contrasts:
-        reading = OURS if presets.get(c["cell"], "").endswith("-emo") else LITERAL
-        groups.setdefault(reading, []).append(c)
-    controls = _controls(result, presets)
+        if "-emo" in presets[c["cell"]]:
+            groups.setdefault(_reading(presets[c["cell"]]), []).append(c)
+        else:
+            without.append(c)
+    if not groups and without:
+        groups[""] = []
+    for (
+        group
+    ) in groups.values():  # what is said of learners without memory is said beside either reading
+        group += without
+    # Controls are compared after all inner steps: they say nothing about fewer.
+    by_step = ENTRIES[result["entry"]].figure == "steps"
+    controls = {} if by_step else _controls(result, presets)
     return [
         Finding(
             what,
@@ -106,18 +117,25 @@ def _controls(result: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str
     found: dict[str, list[bool]] = {}
     for c in result["contrasts"]:
         if c["against"] in controls and c["expect"] != "shown":
-            reading = OURS if presets[c["cell"]].endswith("-emo") else LITERAL
-            found.setdefault(reading, []).append(c["verdict"] == "holds")
+            found.setdefault(_reading(presets[c["cell"]]), []).append(c["verdict"] == "holds")
     return {
         reading: f"; better than {sum(beaten)} of {len(beaten)} controls"
         for reading, beaten in found.items()
     }
 
 
+def _reading(preset: str) -> str:
+    return OURS if preset.endswith("-emo") else LITERAL
+
+
 def _control_names(result: Mapping[str, Any]) -> set[str]:
-    """Name the cells that take another's rates: controls, and base learners that train longer."""
-    cells = result["cells"]
-    return {c["name"] for c in cells if c["role"] == "control" or c.get("of") is not None}
+    """Name the controls, and the variants of a cell that keep its rates, such as one that trains longer."""
+    presets = {cell["name"]: cell["preset"] for cell in result["cells"]}
+    return {
+        cell["name"]
+        for cell in result["cells"]
+        if cell["role"] == "control" or presets.get(cell.get("of")) == cell["preset"]
+    }
 
 
 def _ours(contrasts: list[Mapping[str, Any]]) -> str:

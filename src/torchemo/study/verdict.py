@@ -10,7 +10,9 @@ RULE = (
     " over seeds and tasks (random effects) where there are two seeds or more, else over tasks."
     " 'Better' holds if the whole interval lies on the better side of zero, 'worse' if it lies on the"
     " worse side, 'no better' if it does not lie on the better side. A claim holds if all its contrasts"
-    " hold, and does not hold otherwise; a difference that is merely not shown does not hold."
+    " hold, and does not hold otherwise; a difference that is merely not shown does not hold. 'At least as"
+    " good' is held to the same rule as 'better'. Intervals speak of other seeds and other tasks of the same"
+    " test classes, not of other classes."
 )
 """Stated wherever verdicts are shown."""
 
