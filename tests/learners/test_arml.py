@@ -21,7 +21,7 @@ from torchemo.errors import ConfigError
 from torchemo.learners import ARML, HSML, TaskGated
 from torchemo.learners.arml import relations
 from torchemo.learners.learner import scoped
-from torchemo.learners.parts import PointEmbedding, soft_assignment
+from torchemo.learners.parts import ImageEmbedding, PointEmbedding, soft_assignment
 from torchemo.learners.task_gated import GATE, TASK
 from torchemo.models import MLP, Conv4
 from torchemo.presets import preset
@@ -214,6 +214,35 @@ def test_hsml_reads_at_most_ten_examples_with_their_labels(autoencoder):
     within[:, 0] = 2
     assert torch.equal(hsml(p, Batch(beyond, y))[0], code)
     assert not torch.allclose(hsml(p, Batch(x, within))[0], code)
+
+
+CLASSES, NUMBERS = PointEmbedding(2, None, dim=3), PointEmbedding(2, 1, dim=3)
+EVERY_READER = {
+    "arml": ARML(CLASSES, 3, vertices=2),
+    "arml, first draw": ARML(CLASSES, 3, vertices=2, draw="tf"),
+    "arml, points": ARML(NUMBERS, None, vertices=2, width=2.0),
+    "hsml": HSML(CLASSES, 3, code=4),
+    "hsml, mean": HSML(CLASSES, 3, code=4, autoencoder="mean"),
+    "hsml, distance": HSML(CLASSES, 3, code=4, gate="distance"),
+    "hsml, points": HSML(NUMBERS, None, code=4, width=2.0),
+    "arml, pictures": ARML(ImageEmbedding(3, 16, 16, dim=3), 3, vertices=2),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_READER)
+def test_descriptions_and_losses_have_the_right_gradients(name):
+    reader = EVERY_READER[name]
+    params = {n: t.double() for n, t in reader.init(torch.Generator().manual_seed(0)).items()}
+    g = torch.Generator().manual_seed(1)
+    shape = (16, 16) if name.endswith("pictures") else ()
+    x = torch.rand(2, 6, *((3, *shape) if shape else (2,)), generator=g, dtype=torch.float64)
+    y = torch.arange(3).repeat(2, 2) if reader.n_way else torch.rand(2, 6, 1, generator=g).double()
+
+    def described(*tensors):
+        return reader(dict(zip(params, tensors, strict=True)), Batch(x, y))
+
+    leaves = tuple(t.requires_grad_() for t in params.values())
+    assert torch.autograd.gradcheck(described, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", READERS)

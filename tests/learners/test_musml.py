@@ -97,6 +97,20 @@ def test_the_gradient_of_the_soft_choice_agrees_with_finite_differences():
         assert slope == pytest.approx(float((gradients[name] * v).sum()), rel=1e-5, abs=1e-10), name
 
 
+def test_one_column_learns_nothing_from_a_task_but_a_scale():
+    loop = InnerLoop(NET, steps=2, rule=vectors("maml").loop.rule)
+    learner = MUSML(loop, subspaces=1, dim=1)
+    params, episode = make_params(learner), make_episode()
+    begun, *_, answers = predict(learner, params, episode)
+    assert not torch.allclose(begun, answers)
+    start = learner.start(params, episode.support, base={})
+    adapted = learner.adapt(start, episode.support, order=1).theta
+    for b, v in enumerate(adapted["coordinates"].flatten().tolist()):
+        scaled = {n: v * t for n, t in of(params, 0, torch.ones(1).double()).items()}
+        out = NET(expand(scaled, 1), episode.query.x[b : b + 1])
+        torch.testing.assert_close(answers[b : b + 1], out, rtol=1e-11, atol=1e-13)
+
+
 def test_answers_come_from_the_subspace_with_the_smallest_support_loss():
     learner = MUSML(InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule), subspaces=3, dim=2)
     params, episode = make_params(learner), make_episode(tasks=4)

@@ -33,7 +33,7 @@ LEARNERS = {
     "musml": MUSML,
     "bmg": BMG,
 }
-"""Every learner by name; each is made from an `InnerLoop` and its own switches.
+"""Every learner by name; `torchemo.build.build_learner` makes one.
 
-ARML and HSML are readers of tasks for `TaskGated`, BMG goes over any other learner.
+ARML and HSML are readers of tasks for `TaskGated`, BMG goes over another learner.
 """

@@ -30,8 +30,8 @@ class MUSML:
 
     EMO remembers gradients in the coordinates, ``K_s m`` numbers.
 
-    Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1 and columns drawn as
-    independent networks are our own choices.
+    Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1, columns drawn as
+    independent networks, and the preset's inner steps, rates and tasks are our own choices.
 
     Args:
         loop: The inner loop; its rate is that of the coordinates.
