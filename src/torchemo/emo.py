@@ -216,12 +216,16 @@ class EMO(nn.Module):
             theta: Per-task parameters ``{name: [B, *shape]}``.
             recall: Their recall; the weights a_j stay on the graph.
         """
-        if not self.consolidates or recall.m == 0:
+        moved = self.shift(recall)
+        if not moved:
             return theta
-        moved = dict(theta)
-        for name, value in recall.values.items():
-            moved[name] = theta[name] + weighted_sum(value, recall.weights)
-        return moved
+        return {name: p + moved[name] if name in moved else p for name, p in theta.items()}
+
+    def shift(self, recall: Recall) -> Params:
+        """Return ``sum_j a_j V_j`` when the memory consolidates; else nothing."""
+        if not self.consolidates or recall.m == 0:
+            return {}
+        return {n: weighted_sum(value, recall.weights) for n, value in recall.values.items()}
 
     def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
         """Eq. 7: return Aggr(g, V), the direction of inner step ``step``.

@@ -78,7 +78,8 @@ def outer_step(
     base, own = leaves(expand(detach(theta), tasks)), tree_map(_leaf, extras)
     start = learner.start({**detach(theta), **own, **state}, episode.support, base=base)
     recall = None if emo is None else _recall(emo, theta, episode, start)
-    begin = _begin(start, emo, recall)
+    shift = {} if emo is None or recall is None else emo.shift(recall)
+    begin = _begin(start, shift)
 
     def work(group: slice) -> Solved:
         part = None if recall is None else slice_recall(recall, group)
@@ -92,7 +93,7 @@ def outer_step(
     else:
         solved = merge(run_tasks(work, groups, workers=workers))
     fixed = learner.loop.model.buffers
-    shares, own_gradients = _through_start(start, solved, base, own)
+    shares, own_gradients = _through_start(start, shift, solved, base, own)
     gradients = {n: share.mean(0) for n, share in shares.items() if n not in fixed}
     gradients.update(tree_map(lambda g: g / tasks, own_gradients))
     rows = select(solved.theta, network_names(solved.theta))
@@ -101,7 +102,7 @@ def outer_step(
     if emo is not None and recall is not None:
         emo_gradients = _through_recall(emo, recall, begin.theta, rows, solved)
         if emo.policy.content == "meta":
-            values = emo.value(rows=rows)
+            values = emo.value(rows=_times(rows, start.gates))
     buffers = select(theta, fixed)
     for step, statistics in sorted(solved.statistics.items()):
         buffers = update_running(buffers, statistics, step=step)
@@ -164,7 +165,7 @@ def predict(
         check_episode(episode, n_way=_outputs(learner, theta))
         start = learner.start(params, episode.support, base=expand(theta, tasks))
         recall = None if emo is None else _recall(emo, theta, episode, start)
-        begin = _begin(start, emo, recall)
+        begin = _begin(start, {} if emo is None or recall is None else emo.shift(recall))
         groups = _groups(params, episode, batched)
         if len(groups) > 1 and separable(learner, emo, recall):
             return answer_heads(
@@ -208,20 +209,29 @@ def _recall(emo: EMO, theta: Params, episode: Episode, start: Start) -> Recall:
     )
 
 
-def _begin(start: Start, emo: EMO | None, recall: Recall | None) -> Start:
+def _begin(start: Start, shift: Params) -> Start:
     """Cut the tasks' starts from what made them, and add what the memory adds."""
     theta = detach(start.theta)
-    if emo is not None and recall is not None:
-        theta = emo.offset(theta, recall)
+    for name, moved in _times(shift, start.gates).items():
+        theta[name] = theta[name] + moved
     return Start(theta, None if start.rates is None else detach(start.rates))
 
 
+def _times(tensors: Params, gates: Params | None) -> Params:
+    """Multiply by the learner's gates, where it has any."""
+    factors = {} if gates is None else detach(gates)
+    return {n: t * factors[n] if n in factors else t for n, t in tensors.items()}
+
+
 def _through_start(
-    start: Start, solved: Solved, base: Params, extras: Params
+    start: Start, shift: Params, solved: Solved, base: Params, extras: Params
 ) -> tuple[Params, Params]:
     """Carry the rows at the starts back to ``theta`` per task and to the learner's other parameters."""
     ends = [(start.theta[n], row) for n, row in solved.theta.items()]
     ends += [((start.rates or {})[n], row) for n, row in solved.rates.items()]
+    # Gates multiply what the memory adds as well as theta.
+    gated = (start.gates or {}).items()
+    ends += [(g, solved.theta[n] * shift[n].detach()) for n, g in gated if n in shift]
     if start.auxiliary is not None:
         ends.append((start.auxiliary, torch.ones_like(start.auxiliary)))
     ends = [(end, row) for end, row in ends if end.requires_grad]

@@ -90,12 +90,15 @@ class Start(NamedTuple):
             reconstruction losses), on the graph of its own parameters.
         about: What the learner has found out about each task, detached, ``{name: [B, ...]}``: ``key`` may
             serve EMO as the task's key, ``group`` keep memories apart; the rest is for `Staged.advance`.
+        gates: What the learner has multiplied tensors of the initialisation by, ``{name: [B, *shape]}``, on
+            the graph of its own parameters; offsets of a memory are added before that.
     """
 
     theta: Params
     rates: Params | None = None
     auxiliary: Float[Tensor, " task"] | None = None
     about: Params | None = None
+    gates: Params | None = None
 
 
 @runtime_checkable

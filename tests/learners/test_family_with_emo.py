@@ -27,7 +27,7 @@ from torchemo.memory import EpisodicMemory
 from torchemo.models import Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
-from torchemo.step import look_up, outer_step
+from torchemo.step import look_up, outer_step, predict
 from torchemo.train import Trainer
 from torchemo.tree import expand, select
 from torchemo.types import Batch, Episode
@@ -95,24 +95,32 @@ def test_the_description_of_arml_can_be_the_key(name):
     assert torch.equal(again.distances[:, 0], torch.zeros(3).double())
 
 
-def test_a_consolidating_memory_moves_the_gated_start():
+@pytest.mark.parametrize("name", ["maml", "arml", "hsml"])
+def test_a_consolidating_memory_moves_the_initialisation_before_any_gates(name):
     chosen = replace(
-        OWN_KEY,
+        SMALL if name == "maml" else OWN_KEY,
         memory=MemoryConfig(capacity=3, write="consolidate", warmup=1, value_dtype="float64"),
         value=ValueConfig(content="meta"),
     )
-    learner = points("arml", **TINY)
+    learner = points(name, **TINY)
     params = {n: p.double() for n, p in learner.init(torch.Generator().manual_seed(0)).items()}
     emo, episode = build_emo(chosen, learner, POINTS, dtype=torch.float64), point_episode()
     for _ in range(3):
         step = outer_step(learner, params, episode, emo=emo)
         emo.remember(step.recall, step.values)
-    offset = emo.offset(start_of(learner, params, episode.support).theta, step.recall)
-    start = start_of(learner, params, episode.support).theta
-    for name, value in step.recall.values.items():
-        moved = torch.einsum("bm,bm...->b...", step.recall.weights, value)
-        torch.testing.assert_close(offset[name], start[name] + moved.detach())
-        assert moved.abs().sum() > 0
+    step = outer_step(learner, params, episode, emo=emo)
+    answers = predict(learner, params, episode, emo=emo)
+    shift = {n: s.detach() for n, s in emo.shift(step.recall).items()}
+    assert all(s.abs().sum() > 0 for s in shift.values())
+    for b in range(3):
+        parts = (episode.support, episode.query)
+        alone = Episode(*(Batch(part.x[b : b + 1], part.y[b : b + 1]) for part in parts))
+        moved = {n: p + shift[n][b] if n in shift else p for n, p in params.items()}
+        plain = outer_step(learner, moved, alone)
+        torch.testing.assert_close(step.losses[b], plain.losses[0])
+        torch.testing.assert_close(answers[-1][b], predict(learner, moved, alone)[-1][0])
+        for n in shift:  # what is remembered is the gradient in what the memory adds
+            torch.testing.assert_close(step.values[n][b], plain.gradients[n])
 
 
 def grouped(scope, capacity=12):

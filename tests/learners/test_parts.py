@@ -146,15 +146,14 @@ def test_soft_clusters_lose_nothing():
     torch.testing.assert_close(found.sum(1), v.sum(1))
 
 
-def test_gates_scale_what_they_know_and_leave_the_rest():
-    gates = Gates(2, {"w": torch.Size((3,))})
-    p = doubled(gates)
-    theta = {"w": randn(2, 3), "other": randn(2, 4)}
-    code = randn(2, 2)
-    found = gates(p, theta, code)
-    eta = 1 / (1 + torch.exp(-(code @ p["w.weight"].T + p["w.bias"])))
-    torch.testing.assert_close(found["w"], theta["w"] * eta, rtol=1e-12, atol=1e-14)
-    assert found["other"] is theta["other"]
+def test_gates_are_sigmoids_in_the_shapes_of_the_tensors():
+    gates = Gates(2, {"w": torch.Size((3, 2)), "b": torch.Size((3,))})
+    p, code = doubled(gates), randn(2, 2)
+    found = gates(p, code)
+    assert {name: gate.shape for name, gate in found.items()} == {"w": (2, 3, 2), "b": (2, 3)}
+    for name, gate in found.items():
+        eta = 1 / (1 + torch.exp(-(code @ p[f"{name}.weight"].T + p[f"{name}.bias"])))
+        torch.testing.assert_close(gate.flatten(1), eta, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("draw", "low", "high"), [("glorot", 0.0, 0.11), ("tf", 0.8, 0.95)])

@@ -32,10 +32,9 @@ class BMG:
     With EMO the target's support steps follow the recalled directions too.
 
     Reading: no few-shot code is public; L = 5, zeta = alpha and the preset's K, rates and tasks are our own
-    choices. The last step of
-    the target moves all learned tensors, and ``l2`` compares all of them, so that the identity above holds
-    for learners that adapt a part. For regression ``kl`` is that of unit Gaussians, half the squared
-    difference. The state of a rule with momentum starts afresh in the target.
+    choices. The last step of the target moves all learned tensors, and ``l2`` compares all of them, so that
+    the identity above holds for learners that adapt a part. For regression ``kl`` is that of unit Gaussians,
+    half the squared difference. The state of a rule with momentum starts afresh in the target.
 
     Args:
         base: The learner whose starts and inner steps these are; its own outer loss is not used.

@@ -53,7 +53,8 @@ class TaskGated:
     Inner gradients, and so what EMO remembers of them, are with respect to the gated tensors. The unit
     vector along z may serve EMO as the task's key (``key.source = "arml"``).
 
-    Reading: where a memory adds offsets to the start, they are added after the gates.
+    Where a memory adds offsets to the start, they are added before the gates: a task then starts at
+    ``(theta + offset) o sigmoid(A z + b)``.
 
     Args:
         loop: The inner loop; the tensors it adapts are gated.
@@ -90,9 +91,10 @@ class TaskGated:
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at the gated initialisation."""
         code, losses = self.reader(scoped(params, TASK), support)
-        theta = self.gates(scoped(params, GATE), base, code)
+        gates = self.gates(scoped(params, GATE), code)
+        theta = {n: p * gates[n] if n in gates else p for n, p in base.items()}
         key = F.normalize(code.detach(), dim=1)
-        return Start(theta, auxiliary=self.aux_weight * losses, about={"key": key})
+        return Start(theta, auxiliary=self.aux_weight * losses, about={"key": key}, gates=gates)
 
     def adapt(
         self,

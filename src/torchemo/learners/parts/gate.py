@@ -16,7 +16,7 @@ from torchemo.types import Params
 @final
 @dataclass(frozen=True)
 class Gates:
-    """Start from ``theta o sigmoid(A z + b)``, with a linear map per tensor.
+    """Gates ``sigmoid(A z + b)`` in the shapes of tensors, with a linear map per tensor.
 
     Gates begin near 1/2, so the first effective weights are half the stored ones.
 
@@ -33,10 +33,10 @@ class Gates:
         drawn = {n: linear(self.dim, s.numel(), generator) for n, s in self.shapes.items()}
         return {f"{n}.{part}": t for n, layer in drawn.items() for part, t in layer.items()}
 
-    def __call__(self, params: Params, theta: Params, code: Float[Tensor, "task dim"]) -> Params:
-        """Gate ``theta {name: [B, *shape]}`` by the tasks' descriptions."""
-        gated = dict(theta)
-        for name in self.shapes:
+    def __call__(self, params: Params, code: Float[Tensor, "task dim"]) -> Params:
+        """Return the gates ``{name: [B, *shape]}`` of tasks with these descriptions."""
+        gates = {}
+        for name, shape in self.shapes.items():
             raw = F.linear(code, params[f"{name}.weight"], params[f"{name}.bias"])
-            gated[name] = theta[name] * raw.sigmoid().view(theta[name].shape)
-        return gated
+            gates[name] = raw.sigmoid().view(-1, *shape)
+        return gates
