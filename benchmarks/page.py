@@ -147,7 +147,12 @@ def _memory_goals(record):
     for one in record["cases"]["search"]["recall"]:
         if one["index"] == "approximate" and one["slots"] == 10**6:
             found = 1e3 * one["seconds"]["median"]
-            yield ["recall from 10^6 slots", "below 1 ms", f"{found:.2f} ms", _met(found < 1)]
+            yield [
+                "recall from 10^6 slots (approximate, keys in clusters)",
+                "below 1 ms",
+                f"{found:.2f} ms",
+                _met(found < 1),
+            ]
 
 
 def _met(yes):
