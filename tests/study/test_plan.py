@@ -136,9 +136,24 @@ def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_texture
     choosing = {cell.name for cell in study.cells if cell.of is None}
     assert choosing == {"maml", "maml-emo", "meta-sgd", "meta-sgd-emo"}
     assert {study.chooser(cell).name for cell in study.cells} == choosing
-    assert {cell.tests for cell in study.cells} == {("outside textures",)}
+    plain = [cell for cell in study.cells if not cell.name.endswith("in equal time")]
+    assert {cell.tests for cell in plain} == {("outside textures",)}
+    assert {study.config(cell, {}).train.iterations for cell in plain} == {1500}
     points = plan(entry_of("T7"), scale_of("cpu", "regression"), controls=False)
     assert {cell.of for cell in points.cells} == {None}
+
+
+def test_in_equal_time_every_method_has_as_many_cpu_seconds_as_maml():
+    scale = scale_of("cpu", "pictures")
+    study = plan(entry_of("T7"), scale, controls=False)
+    cells = [cell for cell in study.cells if cell.name.endswith("in equal time")]
+    assert {cell.preset for cell in cells} == scale.costs.keys() - {"maml"}
+    for cell in cells:
+        found = study.config(cell, {}).train.iterations * scale.costs[cell.preset]
+        assert found == pytest.approx(1500, rel=0.005)
+    pairs = {(c.cell, c.against) for c in study.contrasts}
+    assert ("anil-emo in equal time", "anil in equal time") in pairs
+    assert ("arml in equal time", "maml") in pairs
 
 
 def test_wrong_names_are_refused_with_a_suggestion():

@@ -41,6 +41,8 @@ class Scale:
         neighbours: Sizes of the sweep over k.
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
             with memory.
+        costs: CPU time of an outer step by preset, relative to MAML's, where learners are also compared in
+            equal CPU time.
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 
@@ -59,6 +61,7 @@ class Scale:
     capacities: tuple[int, ...]
     neighbours: tuple[int, ...]
     longer: MappingProxyType[str, float]
+    costs: MappingProxyType[str, float]
     seconds: float
 
     @property
@@ -137,6 +140,7 @@ _SMOKE = Scale(
     capacities=(0, 2, 4),
     neighbours=(0, 2, 4),
     longer=MappingProxyType({"maml": 1.5, "anil": 1.5, "meta-sgd": 1.5}),
+    costs=MappingProxyType({}),
     seconds=0.05,
 )
 
@@ -178,6 +182,14 @@ _CPU = replace(
     capacities=(0, 20, 50, 100, 200, 500),
     neighbours=(0, 1, 5, 10, 20, 35),
     longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
+    costs=MappingProxyType(
+        {
+            **{"maml": 1.0, "maml-emo": 1.12, "anil": 0.23, "anil-emo": 0.36},
+            **{"meta-sgd": 0.66, "meta-sgd-emo": 0.81, "bmg": 1.46, "bmg-emo": 1.61},
+            **{"hsml": 1.32, "hsml-emo": 1.50, "arml": 1.36, "arml-emo": 1.51},
+            **{"tsa-maml": 1.46, "tsa-maml-emo": 1.57, "musml": 4.76, "musml-emo": 4.99},
+        }
+    ),
     seconds=0.1,
 )
 
@@ -200,17 +212,19 @@ _PAPER = replace(
     protocol="paper",
     capacities=(0, 20, 50, 100, 200, 500, 1000, 10000),
     neighbours=(0, 5, 10, 15, 20, 25, 30, 35),
+    costs=MappingProxyType({}),
     seconds=2.0,
 )
 
 # Higher and lower on both sides of what base learners choose; gradients that are summed over ten shots need a
 # tenth of the inner rate.
 _POINT_RATES = _rates(
-    *((0.003, 3e-3), (0.001, 3e-3), (0.003, 6e-3), (0.003, 0.012), (0.01, 3e-3), (0.0003, 3e-3))
+    *((0.003, 3e-3), (0.001, 3e-3), (0.003, 6e-3), (0.003, 0.012), (0.003, 0.024)),
+    *((0.01, 3e-3), (0.0003, 3e-3)),
 )
 _POINT_RANGES = _ranges(
     *((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 6e-3), (0.001, 0.005, 0.012)),
-    *((0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
+    *((0.001, 0.005, 0.024), (0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
 )
 
 SCALES: MappingProxyType[str, Scale] = MappingProxyType(
@@ -241,6 +255,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             grid=_POINT_RATES,
             meta_sgd_grid=_POINT_RANGES,
             longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
+            costs=MappingProxyType({}),
             seconds=0.02,
         ),
         "paper/pictures": _PAPER,

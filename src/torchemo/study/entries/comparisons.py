@@ -1,6 +1,7 @@
 """T7 to T9: EMO on top of ARML against other learners, with Conv-4 and ResNet-12."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torchemo.study import published
 from torchemo.study.entries.methods import suffix
@@ -22,8 +23,11 @@ LEARNERS = {
 WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 """What the methods are compared on, and what a title says of it."""
 
-
 TEXTURES = "outside textures"
+IN_EQUAL_TIME = " in equal time"
+
+_STEPS = 1500
+"""Outer steps of every method where there is a comparison in equal CPU time, and MAML's budget there."""
 
 _FULL_SIZES: dict[str, tuple[str, ...]] = {
     "arml": ("learner.task_dim=128",),
@@ -51,7 +55,7 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
     methods = {name: (title, "base") for name, title in LEARNERS.items()}
     methods |= {f"{name}-emo": (f"{title} + EMO (ours)", "emo") for name, title in LEARNERS.items()}
     methods["arml-emo-paper"] = ("ARML + EMO (literal)", "emo")
-    return tuple(
+    cells = [
         Cell(
             _name(preset, world, n_shot),
             title + suffix(n_shot) + WORLDS[world],
@@ -65,10 +69,36 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
         )
         for world in _worlds(scale)
         for preset, (title, role) in methods.items()
+    ]
+    return (*cells, *_in_equal_time(cells, scale))
+
+
+def _in_equal_time(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
+    """Train once more, with its rates, for as many steps as take the CPU time of MAML's."""
+    for cell in cells:
+        cost = scale.costs.get(cell.preset, 1.0)
+        if cost != 1.0:
+            yield replace(
+                cell,
+                name=cell.name + IN_EQUAL_TIME,
+                title=f"{cell.title}, in MAML's CPU time",
+                options=_steps(round(_STEPS / cost)),
+                tests=(),
+                of=cell.name,
+            )
+
+
+def _steps(count: int) -> tuple[str, ...]:
+    """Outer steps; what happens at a step of the run (MUSML's annealing, TSA-MAML's stages) moves along."""
+    return (
+        *(f"train.iterations={count}", f"train.validate_every={count // 5}"),
+        *(f"learner.anneal={2 * count // 5}", f"learner.first_stage={count // 5}"),
     )
 
 
 def _sizes(preset: str, scale: Scale) -> tuple[str, ...]:
+    if scale.costs:
+        return _steps(_STEPS)
     learner = preset.removesuffix("-paper").removesuffix("-emo")
     return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
@@ -107,6 +137,11 @@ def _both(
     yield Contrast(f"{first} vs {base}", first, second, expect, paper=paper)
     for test in _textures(scale):
         yield Contrast(f"{first} vs {base}, {test}", first, second, test=test)
+    if cell in scale.costs and base in scale.costs:
+        names = [
+            n if p == "maml" else n + IN_EQUAL_TIME for n, p in ((first, cell), (second, base))
+        ]
+        yield Contrast(" vs ".join(names), *names)
 
 
 def _pairs() -> Iterator[tuple[str, str, Expectation]]:
