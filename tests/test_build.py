@@ -42,6 +42,9 @@ def points(tasks=2):
     return Episode(Batch(rand(), rand()), Batch(rand(), rand()))
 
 
+SUM = AggregatorConfig(kind="sum")
+
+
 def small(**changes):
     key = KeyConfig(layers=1, dim=8, heads=2, ff=8)
     return replace(EMOConfig(key=key, memory=MemoryConfig(capacity=5)), **changes)
@@ -61,13 +64,14 @@ def two_steps(learner, emo, episode):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_every_learner_runs_with_emo_on_pictures(name):
     learner = build_learner(LearnerConfig(name=name, steps=1), NET, IMAGES)
-    two_steps(learner, build_emo(small(), learner, IMAGES), pictures())
+    two_steps(learner, build_emo(small(aggregator=SUM), learner, IMAGES), pictures())
 
 
 @pytest.mark.parametrize("name", [n for n in LEARNERS if n != "proto-maml"])
 def test_every_learner_runs_with_emo_on_regression(name):
     learner = build_learner(LearnerConfig(name=name, steps=1, inner_lr=0.01), MLP(1), POINTS)
-    config = small(key=KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8))
+    pairs = KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8)
+    config = small(key=pairs, aggregator=SUM)
     two_steps(learner, build_emo(config, learner, POINTS), points())
 
 
@@ -99,7 +103,7 @@ def test_every_value_content_and_alignment_can_be_remembered(content, align):
 
 @pytest.mark.parametrize("write", ["replace", "consolidate"])
 def test_a_memory_of_scales_and_shifts_holds_and_moves_nothing_else(write):
-    learner = build_learner(LearnerConfig(steps=1), NET, IMAGES)
+    learner = build_learner(LearnerConfig(steps=1, adapt_bn=write == "replace"), NET, IMAGES)
     config = small(
         value=ValueConfig(content="meta", tensors="norm"),
         memory=MemoryConfig(capacity=3, write=write, warmup=1, slot_lr=0.1),
@@ -114,6 +118,12 @@ def test_a_memory_of_scales_and_shifts_holds_and_moves_nothing_else(write):
         start = expand(NET.init(torch.Generator()), 2)
         moved = emo.offset(start, recall)
         assert {n for n in start if not torch.equal(moved[n], start[n])} == set(NET.norm)
+
+
+def made(learner="maml", **parts):
+    """A memory of these parts for a learner on pictures, by its name or its switches."""
+    chosen = LearnerConfig(name=learner) if isinstance(learner, str) else learner
+    return build_emo(small(**parts), build_learner(chosen, NET, IMAGES), IMAGES)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -210,6 +220,36 @@ def test_key_training_decides_whether_the_outer_loss_reaches_the_keys():
                 IMAGES,
             ),
             "nothing is left.*norm",
+        ),
+        (
+            lambda: made(value=ValueConfig(content="meta", tensors="norm")),
+            "not adapted",
+        ),
+        (
+            lambda: made("anil", value=ValueConfig(content="meta", head_align="drop")),
+            "not adapted",
+        ),
+        (lambda: made("reptile"), "Reptile has no outer gradient"),
+        (
+            lambda: made(
+                LearnerConfig(name="meta-sgd", rate_memory=0.1), value=ValueConfig(content="meta")
+            ),
+            "inner rates",
+        ),
+        (lambda: made(memory=MemoryConfig(scope="group")), "groups tasks"),
+        (lambda: made(memory=MemoryConfig(capacity=4, min_fill=5)), "never reached"),
+        (lambda: made(memory=MemoryConfig(capacity=-1)), "capacity"),
+        (lambda: made(memory=MemoryConfig(max_age=0)), "max_age"),
+        (lambda: made(key=KeyConfig(network="mean", use_labels=True)), "use_labels"),
+        (lambda: made(key=KeyConfig(network="learned_statistics", unit=False)), "unit vectors"),
+        (
+            lambda: made(
+                "tsa-maml",
+                memory=MemoryConfig(scope="group"),
+                aggregator=AggregatorConfig(kind="sum"),
+                retrieval=RetrievalConfig(index="random"),
+            ),
+            "searched exactly",
         ),
     ],
 )

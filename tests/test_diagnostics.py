@@ -31,6 +31,14 @@ def test_age_distance_domain_cosine_and_norm_are_means_over_the_recall():
     assert found.norm_ratio["w"] == pytest.approx(0.5**0.5 / 2)
 
 
+def test_a_single_number_per_task_has_a_cosine_too():
+    memory = EpisodicMemory(3, 2)
+    memory.write(torch.zeros(1, 2), {"b": torch.tensor([2.0])})
+    recall = Retrieval(1)(memory, torch.zeros(1, 2))
+    found = recall_statistics(memory, recall, {"b": torch.tensor([-4.0])})
+    assert (found.cosine["b"], found.norm_ratio["b"]) == (-1.0, 0.5)
+
+
 def test_an_empty_recall_tells_nothing():
     memory = EpisodicMemory(3, 2)
     found = recall_statistics(memory, Retrieval(2)(memory, torch.zeros(1, 2)), {})

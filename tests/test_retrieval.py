@@ -123,7 +123,7 @@ def aged():
 
 
 @pytest.mark.parametrize(
-    ("max_age", "slots"), [(None, [0, 1, 2]), (3, [0, 1, 2]), (2, [1, 2]), (1, [2]), (0, [])]
+    ("max_age", "slots"), [(None, [0, 1, 2]), (3, [0, 1, 2]), (2, [1, 2]), (1, [2])]
 )
 def test_slots_older_than_max_age_are_not_recalled(max_age, slots):
     recall = Retrieval(9, max_age=max_age)(aged(), torch.zeros(1, 1))
@@ -333,7 +333,7 @@ def test_keys_of_another_dimension_are_refused():
         {"weights": "softmax", "temperature": 0.0},
         {"weights": "softmax", "temperature": math.nan},
         {"null_distance": 1.0},
-        {"max_age": -1},
+        {"max_age": 0},
         {"min_fill": 0},
     ],
     ids=str,

@@ -17,6 +17,7 @@ from torchemo.config import (
     LearnerConfig,
     MemoryConfig,
     ModelConfig,
+    OuterConfig,
     RetrievalConfig,
     RunConfig,
     TrainConfig,
@@ -84,7 +85,8 @@ def matrix():
     yield from (("maml", "sum", controller, False) for controller in CONTROLLERS)
     for learner in LEARNERS:
         if learner != "proto-maml":  # needs classes; its resume is shown on pictures below
-            yield learner, "gated", "clock", False
+            # Reptile has no gradient for what an aggregator learns.
+            yield learner, "mean" if learner == "reptile" else "gated", "clock", False
             yield learner, "sum", "fifo", True
 
 
@@ -112,6 +114,18 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(
     assert any(
         not torch.equal(t, earlier.groups["params"][n]) for n, t in whole.groups["params"].items()
     )
+
+
+def test_a_run_whose_optimizer_has_no_state_resumes_and_is_read_again(tmp_path):
+    chosen = replace(config("reptile"), outer=OuterConfig(optimizer="sgd", lr=0.1, clip=None))
+    train_run(tmp_path / "whole", chosen)
+    train_run(tmp_path / "parts", chosen, should_stop=stop_after(3))
+    train_run(tmp_path / "parts")
+    whole, resumed = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
+    best = load_best(tmp_path / "whole").trainer.params
+    for name, tensor in whole.groups["params"].items():
+        assert torch.equal(tensor, resumed.groups["params"][name])
+        assert best[name].shape == tensor.shape
 
 
 def test_proto_maml_on_pictures_resumes_bit_for_bit(tmp_path):

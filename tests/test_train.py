@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.laws.cases import make_emo, make_episode, make_learner
+from torchemo import train
 from torchemo.build import TaskShape, build_emo, build_learner
 from torchemo.config import EMOConfig, KeyConfig, LearnerConfig, MemoryConfig, ValueConfig
 from torchemo.errors import ConfigError, Diverged
@@ -88,6 +89,25 @@ def test_training_with_an_unused_memory_equals_training_without_bit_for_bit():
         with_emo.step(make_episode(i))
     for name, p in plain.params.items():
         assert torch.equal(p, with_emo.params[name])
+
+
+@pytest.mark.parametrize("part", ["emo_gradients", "values"])
+def test_a_memory_that_diverges_is_refused_before_anything_changes(part, monkeypatch):
+    made = trainer(emo=make_emo("gated", make_learner("maml")))
+    before = {n: p.detach().clone() for n, p in made.params.items()}
+    gates = [p.detach().clone() for p in made.emo.parameters()]
+
+    def poisoned(*args, **options):
+        found = outer_step(*args, **options)
+        bad = {n: torch.full_like(t, torch.nan) for n, t in getattr(found, part).items()}
+        assert bad
+        return found._replace(**{part: bad})
+
+    monkeypatch.setattr(train, "outer_step", poisoned)
+    with pytest.raises(Diverged):
+        made.step(make_episode())
+    assert all(torch.equal(p, before[n]) for n, p in made.params.items())
+    assert all(torch.equal(p, q) for p, q in zip(made.emo.parameters(), gates, strict=True))
 
 
 def test_reptile_steps_by_plain_sgd_towards_the_adapted_parameters():

@@ -209,10 +209,10 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
     if isinstance(learner, MUSML):
         if config.value.content == "query":
             raise ConfigError("MUSML has no query gradient in its coordinates.")
-        if config.value.tensors == "norm":
+        if config.value.tensors == "norm" or config.value.head_align != "none":
             raise ConfigError(
                 "MUSML remembers coordinates, not tensors of the network.",
-                hint="Set value.tensors to all.",
+                hint="Set value.tensors to all and value.head_align to none.",
             )
         return learner.shapes
     if config.value.content == "meta":
@@ -229,6 +229,14 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
         for name, shape in shapes.items()
         if is_remembered(name, value.head_align, value.tensors, head=head, norm=norm)
     }
+    used = set(learner.loop.names(network)) | set(
+        shapes if config.memory.write != "replace" else ()
+    )
+    if shapes and config.value.recall_step == "off" and not used & shapes.keys():
+        raise ConfigError(
+            "what would be remembered is not adapted, so that no recall could ever join a gradient.",
+            hint="Set learner.adapt_bn, or let slots consolidate (memory.write).",
+        )
     if not shapes:
         raise ConfigError(
             "nothing is left to remember: what the learner adapts is left out by value.head_align"
@@ -254,6 +262,7 @@ def build_emo(
     dtype: torch.dtype = torch.float32,
 ) -> EMO:
     """Make the memory optimizer that ``config`` describes, for ``learner`` on such tasks."""
+    _check_learner(config, learner)
     encoder = None
     if config.key.source == "emo":
         encoder = build_encoder(config.key, learner.loop.model, tasks, seed=seed)
@@ -287,6 +296,27 @@ def build_emo(
     return emo.to(dtype)
 
 
+def _check_learner(config: EMOConfig, learner: Learner) -> None:
+    """Refuse what a learner would silently make nothing of."""
+    inside = learner.base if isinstance(learner, BMG) else learner
+    if config.memory.scope == "group" and not isinstance(inside, TSAMAML):
+        raise ConfigError(
+            "a memory per group needs a learner that groups tasks (tsa-maml).",
+            hint="Set memory.scope to shared.",
+        )
+    if isinstance(inside, MetaSGD) and inside.rate_memory and config.value.content == "meta":
+        raise ConfigError(
+            "outer gradients say nothing about inner rates: rate_memory needs gradients as values.",
+            hint="Set learner.rate_memory to 0, or value.content to first.",
+        )
+    trained = config.memory.write == "replace" and config.aggregator.kind not in ("mean", "sum")
+    if isinstance(inside, Reptile) and trained:
+        raise ConfigError(
+            f"Reptile has no outer gradient to train the aggregator '{config.aggregator.kind}' with.",
+            hint="Set aggregator.kind to mean or sum.",
+        )
+
+
 def _own_key_dim(learner: Learner) -> int:
     """Return the size of the learner's own description of a task."""
     inside = learner.base if isinstance(learner, BMG) else learner
@@ -301,6 +331,13 @@ def _own_key_dim(learner: Learner) -> int:
 def build_encoder(config: KeyConfig, model: Model, tasks: TaskShape, *, seed: int) -> KeyEncoder:
     """Make the key network."""
     generator = generator_for(seed, "key-network")
+    if config.use_labels and (config.network != "transformer" or tasks.kind == "regression"):
+        raise ConfigError(
+            "key.use_labels is for classes, and for key.network = transformer.",
+            hint="Leave it out; regression keys read the targets anyway (key.embedder = pairs).",
+        )
+    if not config.unit and config.network == "learned_statistics":
+        raise ConfigError("keys of key.network = learned_statistics are unit vectors.")
     y_dim = tasks.n_out if tasks.kind == "regression" else None
     if config.network == "statistics":
         return StatisticsKey(tasks.x[0], y_dim, unit=config.unit)

@@ -38,7 +38,8 @@ class MemoryConfig:
     scope: Literal["shared", "group"] = "shared"
     """group: a task recalls only what its own group remembers (tsa-maml)."""
     write: Literal["replace", "consolidate"] = "replace"
-    """replace: the paper. consolidate: slots accumulate outer gradient rows and offset the start (ours)."""
+    """replace: the paper. consolidate: slots accumulate outer gradient rows and offset the start (ours); no
+    gradients are then joined, and the aggregator, value.clip, memory_steps and recall_step have no say."""
     slot_lr: float = 1e-3
     """consolidate: Adam rate of the slots."""
     slot_key_lr: float = 3e-3

@@ -53,15 +53,19 @@ def recall_statistics(
     cosine, ratio = {}, {}
     for name, own in values.items():
         if name in recall.values and recall.values[name].shape[2:] == own.shape[1:]:
-            recalled = weighted_sum(recall.values[name], recall.weights.detach()).flatten(1)
-            cosine[name] = float(torch.cosine_similarity(recalled, own.flatten(1)).mean())
-            ratio[name] = float((_norms(recalled) / _norms(own.flatten(1)).clamp_min(1e-30)).mean())
+            recalled = _rows(weighted_sum(recall.values[name], recall.weights.detach()))
+            cosine[name] = float(torch.cosine_similarity(recalled, _rows(own)).mean())
+            ratio[name] = float((_norms(recalled) / _norms(_rows(own)).clamp_min(1e-30)).mean())
     return RecallStatistics(float(ages.mean()), float(recall.distances.mean()), same, cosine, ratio)
 
 
 def _share(weights: Float[Tensor, "task m"], same: Tensor) -> float | None:
     total = float(weights.sum())
     return float((weights * same).sum()) / total if total > 0 else None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(tensor.shape[0], -1)  # also of a single number per task
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy, is_remembered
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
+from torchemo.search import ExactIndex
 from torchemo.tree import check_same_structure, norms, select, tree_map
 from torchemo.types import Batch, Params, Recall
 
@@ -106,6 +107,15 @@ class EMO(nn.Module):
                 "a memory per group recalls a different number of slots for every task, which only the"
                 " aggregators sum and gated take.",
                 hint="Set aggregator.kind to sum or gated, or memory.scope to shared.",
+            )
+        if self.policy.scope == "group" and not isinstance(self.retrieval.index, ExactIndex):
+            raise ConfigError(
+                "a memory per group is searched exactly.", hint="Set retrieval.index to exact."
+            )
+        if self.retrieval.min_fill > max(1, self.memory.capacity):
+            raise ConfigError(
+                f"min_fill {self.retrieval.min_fill} is never reached: the memory has"
+                f" {self.memory.capacity} slots."
             )
         if self.consolidates and self.retrieval.max_age is not None:
             raise ConfigError(

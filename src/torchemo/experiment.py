@@ -60,7 +60,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
     """
     learner = build_learner(config.learner, build_model(config.model, shape), shape)
     emo, recognition = None, None
-    if config.emo.memory.capacity > 0:
+    if config.emo.memory.capacity != 0:
         emo = build_emo(config.emo, learner, shape, seed=config.train.seed)
         if config.emo.key.training == "self_recognition" and emo.encoder is not None:
             recognition = SelfRecognition(

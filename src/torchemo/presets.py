@@ -30,7 +30,10 @@ _BASE: dict[str, tuple[LearnerConfig, OuterConfig, TrainConfig]] = {
     "boil": (LearnerConfig(name="boil"), OuterConfig(), TrainConfig()),
     "meta-sgd": (LearnerConfig(name="meta-sgd", steps=3), OuterConfig(), TrainConfig()),
     "reptile": (
-        LearnerConfig(name="reptile", rule="adam", inner_lr=1e-3, steps=8, minibatch=10),
+        # What it does not adapt it cannot learn: scales and shifts are adapted too.
+        LearnerConfig(
+            name="reptile", rule="adam", inner_lr=1e-3, steps=8, minibatch=10, adapt_bn=True
+        ),
         OuterConfig(lr=1.0, optimizer="sgd", clip=None),
         TrainConfig(tasks=5),
     ),

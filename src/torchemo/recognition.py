@@ -120,7 +120,7 @@ class SelfRecognition:
         return Batch(self._ring.x[:filled], self._ring.y[:filled])
 
     def slow_down(self, factor: float = 0.2) -> None:
-        """Multiply the rate by ``factor``: to a fifth once the outer loss trains the keys too."""
+        """Multiply the rate by ``factor``: to a fifth once slots are found by these keys."""
         self._adam.param_groups[0]["lr"] *= factor
 
     def loss(self, episode: Episode, params: Params | None = None) -> Tensor:

@@ -225,7 +225,7 @@ def _check_retrieval(
         raise ConfigError(f"temperature should be above 0, got {temperature}.")
     if null_distance is not None and weights != "softmax":
         raise ConfigError("a null slot needs softmax weights.", hint="Set weights to 'softmax'.")
-    if (max_age is not None and max_age < 0) or min_fill < 1:
+    if (max_age is not None and max_age < 1) or min_fill < 1:
         raise ConfigError(
-            f"max_age should be None or 0 and more, min_fill 1 or more; got {max_age}, {min_fill}."
+            f"max_age should be None or 1 and more, min_fill 1 or more; got {max_age}, {min_fill}."
         )

@@ -102,7 +102,8 @@ def outer_step(
     if emo is not None and recall is not None:
         emo_gradients = _through_recall(emo, recall, begin.theta, rows, solved)
         if emo.policy.content == "meta":
-            values = emo.value(rows=_times(rows, start.gates))
+            # Offsets are added before the gates, gradients joined with those of the gated tensors.
+            values = emo.value(rows=_times(rows, start.gates) if emo.consolidates else rows)
     buffers = select(theta, fixed)
     for step, statistics in sorted(solved.statistics.items()):
         buffers = update_running(buffers, statistics, step=step)

@@ -12,7 +12,7 @@ from torchemo.config import OuterConfig
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.emo import EMO
 from torchemo.errors import CheckpointError, ConfigError, Diverged
-from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned
+from torchemo.learners.learner import STATE, Learner, Scheduled, Staged, learned, within
 from torchemo.learners.meta_sgd import RATE
 from torchemo.recognition import SelfRecognition
 from torchemo.rng import generator_for
@@ -191,7 +191,8 @@ class Trainer:
         for name in expected:
             self.params[name].data.copy_(saved[name])
         self._keep({n: p for n, p in saved.items() if n.startswith(STATE)})
-        _restore_optimizer(self.optimizer, groups["optimizer"])
+        # Plain SGD has no state, and checkpoints leave empty groups out.
+        _restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.iteration = int(groups["progress"]["iteration"])
 
     def _learn(self, learner: Learner, result: OuterStep) -> float:
@@ -227,10 +228,9 @@ class Trainer:
         self.params.update(detach(state))
 
     def _remember(self, emo: EMO, recall: Recall, values: Params) -> None:
-        empty = len(emo.memory) == 0
         emo.remember(recall, values, params=self.params, rate_factor=self.rate_factor)
-        seeded = emo.consolidates and empty and len(emo.memory) > 0
-        if seeded and self.recognition is not None:
+        warm = int(emo.memory.ledger.iteration) == max(1, emo.policy.warmup)
+        if emo.consolidates and warm and self.recognition is not None:
             self.recognition.slow_down(self.config.recognition_after)
 
     def _train_keys(self, episode: Episode) -> float | None:
@@ -247,8 +247,12 @@ class Trainer:
         return float(torch.nn.utils.clip_grad_norm_(list(tensors.values()), self.config.clip))
 
     def _refuse_divergence(self, result: OuterStep, episode: Episode) -> None:
-        finite = result.losses.isfinite() & is_finite(result.rows)
+        finite = result.losses.isfinite() & is_finite(
+            {**result.rows, **within("value/", result.values)}
+        )
         if bool(finite.all()):
+            if not all(bool(g.isfinite().all()) for g in result.emo_gradients.values()):
+                raise _diverged(self.iteration, "the memory has a non-finite gradient")
             return
         bad = int((~finite).nonzero()[0])
         name = bad if episode.index is None else int(episode.index[bad])

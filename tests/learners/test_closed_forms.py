@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.laws.cases import MODEL, N_WAY, double, make_episode, make_params
+from tests.laws.cases import MODEL, N_WAY, double, make_emo, make_episode, make_params
 from tests.models.oracles import REFUSALS
+from torchemo.emo import Bound
 from torchemo.errors import ConfigError
 from torchemo.inner import SGD, Adam
 from torchemo.learners import (
@@ -24,6 +25,7 @@ from torchemo.learners.maml_plus_plus import step_weights
 from torchemo.losses import cross_entropy
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step, predict
+from torchemo.tree import expand
 from torchemo.types import Batch, Episode, Start
 
 LOOP = InnerLoop(MODEL, steps=2, rule=SGD(0.5))
@@ -121,6 +123,28 @@ def test_the_remembered_rate_gradient_is_the_derivative_of_the_next_support_loss
     after = loss({n: theta[n] - rates[n][:, 0] * g[n] for n in theta})
     for name, expected in zip(theta, torch.autograd.grad(after, list(rates.values())), strict=True):
         torch.testing.assert_close(h[f"rate/{name}"], expected[:, 0], rtol=1e-11, atol=1e-15)
+
+
+def test_rates_move_only_where_rates_were_recalled():
+    """A18: the own h alone must not move alpha, or a task without recall were no base learner's."""
+    learner = MetaSGD(InnerLoop(MODEL, steps=2), rate_init=(0.1, 0.9), rate_memory=0.5)
+    plain = MetaSGD(InnerLoop(MODEL, steps=2), rate_init=(0.1, 0.9))
+    params, episode = make_params(learner), make_episode(tasks=2)
+    emo = make_emo("sum", learner)
+    recall = emo.recall(torch.zeros(2, emo.memory.key_dim).double())
+    some = {n: v for n, v in recall.values.items() if "head" not in n}
+    recall = recall._replace(active=torch.tensor([True, False]), values=some)
+    theta = expand({n: p for n, p in params.items() if "/" not in n}, 2)
+    start = learner.start(params, episode.support, base=theta)
+    moved = learner._recalled_rates(
+        start, learner._rate_gradients(start, episode.support, None), Bound(emo, recall)
+    ).rates
+    for name, rate in start.rates.items():
+        assert torch.equal(moved[name][1], rate[1])  # recalls nothing
+        assert torch.equal(moved[name][0], rate[0]) == ("head" in name)
+    emo.memory.ledger.filled.zero_()
+    found, base = (outer_step(one, params, episode, emo=emo).losses for one in (learner, plain))
+    assert torch.equal(found, base)
 
 
 def test_reptile_moves_towards_the_solution_of_the_task():

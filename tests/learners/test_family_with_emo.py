@@ -232,9 +232,6 @@ def test_contradictions_are_refused(changes, learner, words):
 
 
 def test_a_memory_per_group_is_refused_by_a_learner_without_groups():
-    learner, episode = points("maml"), point_episode()
-    params = {n: p.double() for n, p in learner.init(torch.Generator()).items()}
-    chosen = replace(SMALL, memory=MemoryConfig(scope="group"))
-    emo = build_emo(chosen, learner, POINTS, dtype=torch.float64)
+    emo = EMO(EpisodicMemory(4, 2), Retrieval(4), Sum(), policy=Policy(scope="group"))
     with pytest.raises(ConfigError, match="groups tasks"):
-        outer_step(learner, params, episode, emo=emo)
+        emo.recall(torch.randn(1, 2))

@@ -112,15 +112,18 @@ class MetaSGD:
         }
 
     def _recalled_rates(self, start: Start, h: Params, bound: Bound | None) -> Start:
-        """Return alpha - eta Aggr(h, H); without recalled rates the start is left alone."""
+        """Return alpha - eta Aggr(h, H); what recalls no rates is left alone: h by itself moves none."""
         recalled = set() if bound is None else bound.recall.values.keys() & h.keys()
         if bound is None or bound.recall.m == 0 or not recalled or start.rates is None:
             return start
         moved = bound.direction(h, 0)
-        rates = {
-            name: rate - self.rate_memory * moved[RATE + name][:, None]
-            for name, rate in start.rates.items()
-        }
+        used = bound.recall.active & (bound.recall.weights > 0).any(1)
+        rates = dict(start.rates)
+        for name in recalled:
+            step = self.rate_memory * moved[name][:, None]
+            rate = rates[name.removeprefix(RATE)]
+            column = used.view(-1, *(1,) * (step.dim() - 1))
+            rates[name.removeprefix(RATE)] = torch.where(column, rate - step, rate)
         return start._replace(rates=rates)
 
     def outer(
