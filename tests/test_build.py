@@ -241,7 +241,13 @@ def test_key_training_decides_whether_the_outer_loss_reaches_the_keys():
         (lambda: made(memory=MemoryConfig(capacity=-1)), "capacity"),
         (lambda: made(memory=MemoryConfig(max_age=0)), "max_age"),
         (lambda: made(key=KeyConfig(network="mean", use_labels=True)), "use_labels"),
-        (lambda: made(key=KeyConfig(network="learned_statistics", unit=False)), "unit vectors"),
+        (
+            lambda: made(
+                key=KeyConfig(network="learned_statistics", unit=False),
+                retrieval=RetrievalConfig(k=2, weights="uniform"),
+            ),
+            "unit vectors",
+        ),
         (
             lambda: made(
                 "tsa-maml",
