@@ -25,7 +25,7 @@ from torchemo.encoders import (
     TransformerKey,
 )
 from torchemo.errors import ConfigError
-from torchemo.inner import RULES
+from torchemo.inner import RULES, Adam, Rule
 from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.learners import (
     ARML,
@@ -92,7 +92,7 @@ def build_learner(config: LearnerConfig, model: Model, tasks: TaskShape) -> Lear
     loop = InnerLoop(
         model,
         loss=cross_entropy if classification else mean_squared_error,
-        rule=RULES[config.rule](lr=config.inner_lr),
+        rule=_rule(config),
         steps=config.steps,
         order=config.order,
         adapt_bn=config.adapt_bn,
@@ -102,6 +102,12 @@ def build_learner(config: LearnerConfig, model: Model, tasks: TaskShape) -> Lear
         base = build_learner(replace(config, name=config.base), model, tasks)
         return BMG(base, config.target_steps, config.target_rate, config.match)
     return _MAKERS[config.name](config, loop, tasks)
+
+
+def _rule(config: LearnerConfig) -> Rule:
+    if config.name == "reptile" and config.rule == "adam":
+        return Adam(lr=config.inner_lr, betas=(0.0, 0.999))  # as published
+    return RULES[config.rule](lr=config.inner_lr)
 
 
 def _meta_sgd(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:

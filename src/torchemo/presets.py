@@ -49,8 +49,9 @@ _BASE: dict[str, tuple[LearnerConfig, OuterConfig, TrainConfig]] = {
     "musml": (LearnerConfig(name="musml"), OuterConfig(), TrainConfig()),
     "bmg": (LearnerConfig(name="bmg"), OuterConfig(), TrainConfig()),
 }
-"""The base learners, rates on the mean loss: MAML to MAML++ with their published settings, ARML, HSML and
-TSA-MAML in sizes for a CPU; MUSML and BMG have no public settings, and these are ours."""
+"""The base learners, rates on the mean loss: MAML to MAML++ with their published settings (but Reptile's
+outer rate, which fell linearly), ARML, HSML and TSA-MAML in sizes for a CPU; MUSML and BMG have no public
+settings, and these are ours."""
 
 _PUBLISHED: dict[str, tuple[LearnerConfig, dict[int, int]]] = {
     "arml": (LearnerConfig(name="arml"), {1: 50_000, 5: 40_000}),

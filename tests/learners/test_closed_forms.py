@@ -7,6 +7,8 @@ import torch
 
 from tests.laws.cases import MODEL, N_WAY, double, make_emo, make_episode, make_params
 from tests.models.oracles import REFUSALS
+from torchemo.build import TaskShape, build_learner
+from torchemo.config import LearnerConfig
 from torchemo.emo import Bound
 from torchemo.errors import ConfigError
 from torchemo.inner import SGD, Adam
@@ -145,6 +147,13 @@ def test_rates_move_only_where_rates_were_recalled():
     emo.memory.ledger.filled.zero_()
     found, base = (outer_step(one, params, episode, emo=emo).losses for one in (learner, plain))
     assert torch.equal(found, base)
+
+
+def test_the_adam_of_reptile_has_no_momentum():
+    shape = TaskShape("classification", (2,), N_WAY)
+    for name, beta in (("reptile", 0.0), ("maml", 0.9)):
+        made = build_learner(LearnerConfig(name=name, rule="adam", inner_lr=0.2), MODEL, shape)
+        assert made.loop.rule == Adam(lr=0.2, betas=(beta, 0.999))
 
 
 def test_reptile_moves_towards_the_solution_of_the_task():
