@@ -24,7 +24,7 @@ from torchemo.config import (
     ValueConfig,
 )
 from torchemo.controllers import CONTROLLERS
-from torchemo.errors import ConfigError, DataError, Diverged
+from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
 from torchemo.learners import LEARNERS
 from torchemo.runner import train_run
 from torchemo.runs import checkpoint, events, history
@@ -179,6 +179,42 @@ def test_a_run_refuses_other_data_unless_told_to_accept_them(tmp_path):
     with pytest.raises(DataError, match="data differ"):
         train_run(tmp_path)
     assert train_run(tmp_path, accept_new_data=True).ended == "finished"
+
+
+def test_a_run_is_not_scored_on_data_that_changed_since(tmp_path, monkeypatch):
+    """Other classes are another split: classes of training would be among those of the test."""
+    train_run(tmp_path, config())
+    kind = type(load_best(tmp_path).source)
+    monkeypatch.setattr(kind, "fingerprint", "another")
+    with pytest.raises(DataError, match="the data differ from those the run was trained on"):
+        load_best(tmp_path)
+    load_best(tmp_path, data=TASKS)  # who names them says that they are meant
+
+
+def test_a_run_without_a_checkpoint_that_can_be_read_does_not_begin_anew(tmp_path):
+    train_run(tmp_path, config(), should_stop=stop_after(2))
+    (path,) = checkpoint.published(tmp_path)
+    for file in path.glob("*.safetensors"):
+        file.write_bytes(b"damaged")
+    before = log(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint that can be read"):
+        train_run(tmp_path)
+    assert log(tmp_path) == before
+
+
+def test_a_folder_with_something_else_in_it_is_not_made_a_run(tmp_path):
+    (tmp_path / "picture.png").touch()
+    with pytest.raises(ConfigError, match="something that is not a run"):
+        train_run(tmp_path, config())
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_a_memory_larger_than_the_machine_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("os.sysconf", lambda name: 10)  # ten pages of ten bytes
+        with pytest.raises(ResourceError, match=r"5 slots takes .* this machine has 100 bytes"):
+            train_run(tmp_path / "run", config())
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_best_validation_step_is_kept_and_loaded(tmp_path):

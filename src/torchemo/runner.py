@@ -3,20 +3,22 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 from torchemo.config import RunConfig
-from torchemo.errors import ConfigError, DataError, Diverged
+from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
 from torchemo.evaluate import batches, evaluate
 from torchemo.experiment import Experiment, open_experiment
 from torchemo.footprint import footprint
 from torchemo.runs import checkpoint, history
+from torchemo.runs.durable import TEMPORARY, megabytes
 from torchemo.runs.environment import differences, environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
-from torchemo.runs.folder import RunFolder, lock
+from torchemo.runs.folder import LOCK, RunFolder, lock
 from torchemo.toml import dumps
 from torchemo.train import StepReport
 from torchemo.trained import read_config
@@ -84,6 +86,19 @@ def _start(root: Path, config: RunConfig) -> None:
     folder.save(folder.environment, json.dumps(environment(), indent=2) + "\n")
 
 
+def _refuse_too_large(experiment: Experiment) -> None:
+    """Refuse a memory that this machine cannot hold before its first slot is touched."""
+    config = experiment.config.emo
+    size = footprint(config, experiment.trainer, experiment.source.shape).memory_bytes
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.memory.values_dir is None and size > machine:
+        raise ResourceError(
+            f"a memory of {config.memory.capacity} slots takes {megabytes(size)}, this machine has"
+            f" {megabytes(machine)}.",
+            hint="Use fewer slots (emo.memory.capacity), or keep values in files (emo.memory.values_dir).",
+        )
+
+
 def _refuse_old(folder: RunFolder) -> None:
     if folder.config.exists():
         raise ConfigError(
@@ -91,6 +106,15 @@ def _refuse_old(folder: RunFolder) -> None:
             hint=f"Continue it with: torchemo train --resume {folder.root};"
             " or choose another --out.",
         )
+    if folder.root.is_dir() and any(_is_foreign(path) for path in folder.root.iterdir()):
+        raise ConfigError(
+            f"{folder.root} holds something that is not a run.", hint="Choose another --out."
+        )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is not one that an attempt which never started may have left."""
+    return path.name != LOCK and not path.name.startswith(TEMPORARY)
 
 
 def train_run(
@@ -116,6 +140,7 @@ def train_run(
     if config is not None:
         _refuse_old(RunFolder(root))
     experiment = open_experiment(read_config(root) if config is None else config, workers=workers)
+    _refuse_too_large(experiment)
     with lock(root):
         history.sweep(root)
         if config is not None:
@@ -152,6 +177,12 @@ class _Run:
         found = history.latest(self.root)
         for damaged in found.skipped:
             self.on_event("damaged", 0, {"path": str(damaged.path), "why": damaged.reason})
+        if found.path is None and found.skipped:
+            raise CheckpointError(
+                f"{self.root} has no checkpoint that can be read.",
+                hint=f"See what is wrong with: torchemo checkpoint verify {self.root};"
+                " or start anew with another --out.",
+            )
         if found.path is None:
             truncate_after(RunFolder(self.root).events, -1)
             return

@@ -8,7 +8,7 @@ from typing import final
 from torchemo.build import TaskShape
 from torchemo.config import DataConfig, RunConfig
 from torchemo.data.index import SPLITS
-from torchemo.errors import CheckpointError, ConfigError
+from torchemo.errors import CheckpointError, ConfigError, DataError
 from torchemo.experiment import Experiment, build_trainer
 from torchemo.runs import checkpoint, history
 from torchemo.runs.folder import RunFolder
@@ -65,7 +65,13 @@ def load_best(
     config = config if data is None else replace(config, data=data)
     source = open_source(config.data, needed=needed)
     known, _ = _saved_tasks(saved)
-    if source.shape != known:
+    if data is None and saved.info.get("data") not in (None, source.fingerprint):
+        raise DataError(
+            f"{root}: the data differ from those the run was trained on, and with them its split into"
+            " training and test classes.",
+            hint="Restore the data; or name them with --data, if none of their test classes was trained on.",
+        )
+    if replace(source.shape, n_query=known.n_query) != known:
         raise ConfigError(
             f"{root} was trained on {_tasks(known)}, these data give {_tasks(source.shape)}."
         )

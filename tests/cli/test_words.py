@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, POINTS
 from torchemo.cli import COMMANDS, main
 from torchemo.errors import (
     CheckpointError,
@@ -211,6 +211,30 @@ cli.main(["long"])
         stderr=subprocess.PIPE,
         # With a buffer, as people have it: the pipe is found broken when it is flushed.
         env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    process.stdout.close()
+    _, said = process.communicate()
+    assert process.returncode == 0
+    assert said == b""
+
+
+@pytest.mark.parametrize("reader", ["stdout", "stderr"])
+def test_training_goes_on_when_nobody_reads_any_more(reader, tmp_path):
+    words = ("train", "--preset", "maml", *POINTS, "--out", str(tmp_path / "run"))
+    process = subprocess.Popen(
+        [*COMMAND, *words, *(("--json",) if reader == "stdout" else ())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    getattr(process, reader).close()
+    process.communicate()
+    assert process.returncode == 0
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
+
+
+def test_a_table_that_nobody_reads_is_no_error():
+    process = subprocess.Popen(
+        [*COMMAND, "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     process.stdout.close()
     _, said = process.communicate()

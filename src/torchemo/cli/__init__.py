@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from torchemo.cli.output import silence_closed_pipes
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
 COMMANDS = {
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave("interrupted.", 130)
     except BrokenPipeError:
         # Whoever read our output has gone: nothing is wrong, and nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_closed_pipes()
         sys.exit(0)
     except Exception as error:
         known = _known(error)

@@ -63,6 +63,9 @@ class EvalCommand:
             print_json(record)
             return 0
         _show_result(record)
+        done, planned = experiment.trainer.iteration, experiment.config.train.iterations
+        if done < planned:
+            print(f"at step {done} of {planned}.")
         if on is not None:
             print(f"written: {result_file(self.run_folder, protocol, on=on)}")
         return 0

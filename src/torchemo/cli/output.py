@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,17 @@ from typing import Any
 
 PLAIN_EVERY = 10.0
 """Seconds between lines of progress where there is no terminal."""
+
+
+def silence_closed_pipes() -> None:
+    """Send further output nowhere: whoever read it has gone, which is no reason to fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def print_json(value: Any) -> None:
@@ -30,7 +42,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 120)
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich itself would leave with exit code 1
+
+    console = Output(width=None if sys.stdout.isatty() else 120)
     # Not as the table's own title, which is broken at the width of a table that may be narrow.
     console.print(Text(printable(title), style="italic"), soft_wrap=True)
     console.print(table)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, final
 
 import tyro
 
-from torchemo.cli.output import print_json, size
+from torchemo.cli.output import print_json, silence_closed_pipes, size
 from torchemo.config import RunConfig
 from torchemo.errors import ConfigError
 from torchemo.presets import names, preset
@@ -160,7 +160,14 @@ class _Printer:
             self.bar.stop()
 
     def event(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Show an event."""
+        """Show an event; training goes on when nobody reads any more."""
+        try:
+            self._show(event, step, fields)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            silence_closed_pipes()
+
+    def _show(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
         if self.as_json:
             from torchemo.runs.events import plain
 

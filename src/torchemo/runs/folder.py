@@ -62,6 +62,10 @@ class RunFolder:
             raise _unwritable(path, error) from error
 
 
+LOCK = ".lock"
+"""Name of the file that the writer of a run holds."""
+
+
 @contextlib.contextmanager
 def lock(run: StrPath) -> Iterator[None]:
     """Be the only writer of a run; released when the block ends, or the process, however it ends.
@@ -71,7 +75,7 @@ def lock(run: StrPath) -> Iterator[None]:
     Raises:
         ResourceError: Somebody else is writing (the message says who), or the folder cannot be written.
     """
-    path = Path(run) / ".lock"
+    path = Path(run) / LOCK
     try:
         durable.make_folder(path.parent)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
