@@ -121,6 +121,14 @@ def test_what_cannot_be_reported_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_report_that_would_not_go_where_it_was_asked_to_is_refused(
+    torchemo, point_runs, tmp_path
+):
+    found = torchemo("report", point_runs / "base", "--out", tmp_path / "x.html")
+    assert found.code == 2
+    assert "--out belongs to --comparison" in found.err
+
+
 # -- demo, data, doctor, bench -------------------------------------------------------------------
 
 

@@ -25,8 +25,8 @@ class ReportCommand:
     """With --comparison: which results."""
     split: Literal["test", "val"] = "test"
     """With --comparison: which results."""
-    out: Path = Path("comparison.html")
-    """With --comparison: the file to write."""
+    out: Path | None = None
+    """With --comparison: the file to write; comparison.html by default."""
     json: bool = False
     """Print the paths as JSON."""
 
@@ -46,6 +46,11 @@ class ReportCommand:
             raise ConfigError("report needs a run folder.")
         if self.against and not self.comparison:
             raise ConfigError("--against belongs to --comparison.")
+        if self.out is not None and not self.comparison:
+            raise ConfigError(
+                "--out belongs to --comparison.",
+                hint="The report of a run is report.html in its folder.",
+            )
         if self.comparison and len(self.runs) + len(self.against) < 2:
             raise ConfigError("report --comparison needs two runs or more, the base first.")
 
@@ -65,4 +70,4 @@ class ReportCommand:
             compare_runs(base, other, split=self.split, protocol=self.protocol)
             for base, other in pairs
         ]
-        return write_comparison_report(found, self.out)
+        return write_comparison_report(found, self.out or Path("comparison.html"))
