@@ -24,7 +24,7 @@ class AdaptCommand:
     """Folder with one folder of pictures per class; any size, colour mode or rotation."""
     query: Path
     """Folder of pictures to sort, or one picture. With model.bn = transductive, the default, all queries are
-    normalised together, so that an answer may depend on the others; with per_query_with_support it does not."""
+    normalised together: an answer may depend on the others; with per_query_with_support it does not."""
     out: Path | None = None
     """Where predictions.json and sheet.html go; RUN/adapted by default."""
     step: int | None = None
