@@ -414,8 +414,9 @@ class EMO(nn.Module):
         drawn = {}
         for name, value in values.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            size = norms({"": value}) / norms({"": noise})
-            drawn[name] = noise * _column(size, noise)
+            # In float64: the square of a large gradient that is still finite would overflow.
+            size = norms({"": value.double()}) / norms({"": noise.double()})
+            drawn[name] = noise * _column(size, noise).to(noise.dtype)
         return drawn
 
 
