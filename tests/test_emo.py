@@ -487,6 +487,13 @@ def test_the_control_stores_random_directions_of_the_same_norms():
 # -- refusals and evaluation ---------------------------------------------------------------------------
 
 
+def test_random_directions_of_large_values_are_finite():
+    emo = build(control="random_values")
+    drawn = emo._random_like({"w": torch.full((2, 3), 1e25)})["w"]
+    assert drawn.isfinite().all()
+    torch.testing.assert_close(drawn.double().norm(dim=1), torch.full((2,), 3**0.5 * 1e25).double())
+
+
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
@@ -497,13 +504,6 @@ def test_the_control_stores_random_directions_of_the_same_norms():
     ],
     ids=["nan", "inf", "missing", "shape"],
 )
-def test_random_directions_of_large_values_are_finite():
-    emo = build(control="random_values")
-    drawn = emo._random_like({"w": torch.full((2, 3), 1e25)})["w"]
-    assert drawn.isfinite().all()
-    torch.testing.assert_close(drawn.double().norm(dim=1), torch.full((2,), 3**0.5 * 1e25).double())
-
-
 @pytest.mark.parametrize("control", ["none", "random_values"])
 def test_a_refused_batch_changes_nothing_not_even_what_it_recalled(spoil, error, control):
     emo = build(control=control)
