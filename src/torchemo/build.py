@@ -215,10 +215,10 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
     if isinstance(learner, MUSML):
         if config.value.content == "query":
             raise ConfigError("MUSML has no query gradient in its coordinates.")
-        if config.value.tensors == "norm" or config.value.head_align != "none":
+        if config.value.tensors == "norm":
             raise ConfigError(
                 "MUSML remembers coordinates, not tensors of the network.",
-                hint="Set value.tensors to all and value.head_align to none.",
+                hint="Set value.tensors to all.",
             )
         return learner.shapes
     if config.value.content == "meta":
