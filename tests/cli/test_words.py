@@ -218,6 +218,7 @@ cli.main(["long"])
     assert said == b""
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("reader", ["stdout", "stderr"])
 def test_training_goes_on_when_nobody_reads_any_more(reader, tmp_path):
     words = ("train", "--preset", "maml", *POINTS, "--out", str(tmp_path / "run"))
@@ -232,6 +233,7 @@ def test_training_goes_on_when_nobody_reads_any_more(reader, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "step-00000006").is_dir()
 
 
+@pytest.mark.faults
 def test_a_table_that_nobody_reads_is_no_error():
     process = subprocess.Popen(
         [*COMMAND, "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
