@@ -21,6 +21,10 @@ RUNS = {"maml": "MAML", "maml-emo": "MAML + EMO", "one-slot": "one slot for all"
 """Folders of the runs, and how they are shown."""
 
 
+RATE = 0.006
+"""Outer rate, and that of the slots. At a lower one MAML is not at its best, and anything helps."""
+
+
 @final
 @dataclass(frozen=True)
 class DemoConfig:
@@ -49,9 +53,10 @@ def demo_run(name: str, config: DemoConfig) -> RunConfig:
         learner=replace(base.learner, inner_lr=0.1, steps=3),
         model=ModelConfig(filters=16),
         data=replace(base.data, image_size=28, n_query=5),
+        outer=replace(base.outer, lr=RATE, schedule="cosine"),
         emo=replace(
             base.emo,
-            memory=replace(base.emo.memory, warmup=25, capacity=slots),
+            memory=replace(base.emo.memory, warmup=25, capacity=slots, slot_lr=RATE),
             key=replace(base.emo.key, recognition_older=16),
         ),
         train=replace(
