@@ -235,10 +235,8 @@ def remembered_shapes(config: EMOConfig, learner: Learner) -> dict[str, torch.Si
         for name, shape in shapes.items()
         if is_remembered(name, value.head_align, value.tensors, head=head, norm=norm)
     }
-    used = set(learner.loop.names(network)) | set(
-        shapes if config.memory.write != "replace" else ()
-    )
-    if shapes and config.value.recall_step == "off" and not used & shapes.keys():
+    joins_gradients = config.memory.write == "replace" and value.recall_step == "off"
+    if shapes and joins_gradients and not shapes.keys() & set(learner.loop.names(network)):
         raise ConfigError(
             "what would be remembered is not adapted, so that no recall could ever join a gradient.",
             hint="Set learner.adapt_bn, or let slots consolidate (memory.write).",
