@@ -156,6 +156,13 @@ def test_keeping_summaries_trains_like_keeping_the_support_sets():
     assert short.queue.x.shape == (8, short.encoder.layers[0].in_features)
 
 
+def test_only_networks_that_encode_whole_support_sets_pause_by_default():
+    network = StatisticsNetwork(X_DIM, 1, generator=generator_for(0, "weights"), dim=8)
+    assert SelfRecognition(network).every == 1
+    assert SelfRecognition(encoder()).every == 10
+    assert SelfRecognition(network, every=4).every == 4
+
+
 def test_support_sets_of_another_size_are_refused_before_anything_changes():
     recognition = SelfRecognition(encoder())
     recognition.step(episodes(0))
@@ -327,3 +334,8 @@ def test_a_key_network_without_weights_is_refused():
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError, match="self-recognition"):
         SelfRecognition(encoder(), **options)
+
+
+def test_a_pause_below_one_step_is_refused():
+    with pytest.raises(ConfigError, match="recognition_every should be None or 1 and more, got 0"):
+        SelfRecognition(encoder(), every=0)

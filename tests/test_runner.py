@@ -42,7 +42,7 @@ def config(learner="maml", *, aggregator="sum", controller="lru", consolidate=Fa
     if consolidate:
         memory = MemoryConfig(capacity=3, write="consolidate", warmup=3)
         value = ValueConfig(content="meta", recall_dropout=0.3)
-        keys = replace(KEYS, training="self_recognition", recognition_older=6)
+        keys = replace(KEYS, training="self_recognition", recognition_older=6, recognition_every=2)
     return RunConfig(
         learner=LearnerConfig(name=learner, inner_lr=0.01, steps=2, rate_init=(0.01, 0.02)),
         model=ModelConfig(name="mlp", hidden=(6,)),

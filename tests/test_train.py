@@ -190,7 +190,7 @@ def test_keys_that_recognise_themselves_are_left_out_of_the_outer_optimizer():
         value=ValueConfig(content="meta"),
     )
     emo = build_emo(config, learner, shape)
-    recognition = SelfRecognition(emo.encoder, lr=1e-2)
+    recognition = SelfRecognition(emo.encoder, lr=1e-2, every=1)
     made = Trainer(learner, emo=emo, recognition=recognition)
     assert not any(n.startswith("encoder") for n in made.emo_learned)
     g = torch.Generator().manual_seed(0)
@@ -205,7 +205,7 @@ def test_keys_that_recognise_themselves_are_left_out_of_the_outer_optimizer():
     assert recognition.lr == pytest.approx(2e-3)  # slowed down once the slots were seeded
 
 
-def consolidating(horizon):
+def consolidating(horizon, *, every=1):
     shape = TaskShape("regression", (1,), 1, n_shot=5)
     learner = build_learner(LearnerConfig(steps=1, inner_lr=0.01), MLP(1), shape)
     key = KeyConfig(embedder="pairs", layers=1, dim=8, heads=2, ff=8, training="self_recognition")
@@ -216,10 +216,21 @@ def consolidating(horizon):
     return Trainer(
         learner,
         emo=emo,
-        recognition=SelfRecognition(emo.encoder, lr=1e-2),
+        recognition=SelfRecognition(emo.encoder, lr=1e-2, every=every),
         config=OuterConfig(schedule="cosine"),
         horizon=horizon,
     )
+
+
+def test_after_the_start_up_keys_are_trained_at_every_so_many_steps_and_see_all_support_sets():
+    made, g = consolidating(horizon=100, every=3), torch.Generator().manual_seed(0)
+    batch = lambda: Batch(*torch.randn(2, 4, 5, 1, generator=g))  # noqa: E731
+    trained = [made.step(Episode(batch(), batch())).recognition_loss is not None for _ in range(8)]
+    assert trained == [True, True, False, True, False, False, True, False]  # warmup = 2
+    assert int(made.recognition.state_dict()["pushed"]) == 8 * 4
+    assert made.recognition.lr == pytest.approx(
+        6e-3
+    )  # a fifth of the pace: three fifths of the rate
 
 
 def test_once_the_schedule_has_ended_nothing_learned_moves_any_more():

@@ -86,6 +86,9 @@ class KeyConfig:
     """self_recognition: Adam rate of the key network."""
     recognition_older: int = 48
     """self_recognition: older support sets used as negatives."""
+    recognition_every: int | None = None
+    """self_recognition: after memory.warmup batches, train the keys at every such outer step. None: at all of
+    them where this is cheap (learned_statistics), at every tenth where pictures are encoded."""
 
 
 @final
@@ -297,7 +300,7 @@ class OuterConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: all outer rates (learner, slots, keys) fall to zero over the run along half a cosine."""
     recognition_after: float = 0.2
-    """Self-recognition goes on at this share of its rate once consolidated slots are seeded."""
+    """Self-recognition goes on at this share of its pace once consolidated slots are seeded."""
 
     def __post_init__(self) -> None:
         if not self.lr > 0:

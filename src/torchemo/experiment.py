@@ -68,6 +68,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
                 n_way=shape.n_out if shape.kind == "classification" else None,
                 lr=config.emo.key.recognition_lr,
                 older=config.emo.key.recognition_older,
+                every=config.emo.key.recognition_every,
             )
     return Trainer(
         learner,

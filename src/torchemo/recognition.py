@@ -18,6 +18,9 @@ from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError
 from torchemo.losses import check_labels
 from torchemo.types import Batch, Episode, Params
 
+PAUSE = 10
+"""Outer steps from one training of a key network that reads pictures to the next, after the start-up."""
+
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -80,6 +83,9 @@ class SelfRecognition:
         lr: Rate of Adam.
         older: How many support sets to keep.
         temperature: Of the loss.
+        every: After the start-up, the outer steps from one training of the keys to the next. None: one where
+            the network is `Summarizing`; else `PAUSE`, as encoding all older support sets with gradients
+            takes about half as long as a second-order step.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class SelfRecognition:
         lr: float = 1e-3,
         older: int = 48,
         temperature: float = 0.1,
+        every: int | None = None,
     ) -> None:
         self._weights = {name: p for name, p in encoder.named_parameters() if p.requires_grad}
         if not self._weights or older < 0 or temperature <= 0:
@@ -98,6 +105,9 @@ class SelfRecognition:
                 f" older={older}, temperature={temperature}.",
                 hint="It needs weights to train, older >= 0 and a temperature above 0.",
             )
+        if every is not None and every < 1:
+            raise ConfigError(f"recognition_every should be None or 1 and more, got {every}.")
+        self.every = every or (1 if isinstance(encoder, Summarizing) else PAUSE)
         self.encoder = encoder
         self.n_way = n_way
         self.older = older

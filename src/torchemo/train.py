@@ -231,10 +231,16 @@ class Trainer:
         emo.remember(recall, values, params=self.params, rate_factor=self.rate_factor)
         warm = int(emo.memory.ledger.iteration) == max(1, emo.policy.warmup)
         if emo.consolidates and warm and self.recognition is not None:
-            self.recognition.slow_down(self.config.recognition_after)
+            # Pauses between trainings slow the keys down as well.
+            pace = self.config.recognition_after * self.recognition.every
+            self.recognition.slow_down(min(1.0, pace))
 
     def _train_keys(self, episode: Episode) -> float | None:
-        if self.recognition is None:
+        """Train the keys, if it is their turn: at every step of the start-up, and less often later on."""
+        if self.recognition is None or self.emo is None:
+            return None
+        if self.iteration >= self.emo.policy.warmup and self.iteration % self.recognition.every:
+            self.recognition.push(episode.support)
             return None
         return self.recognition.step(episode, self.params, rate_factor=self.rate_factor)
 

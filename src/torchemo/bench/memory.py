@@ -37,6 +37,9 @@ from torchemo.types import Params
 CAPACITY, TASKS = 200, 4
 
 
+_RESTS = ", between two trainings of the keys"
+
+
 # -- shares of the step ----------------------------------------------------------------------------
 
 
@@ -56,6 +59,9 @@ def emo_cases() -> dict[str, EMOConfig]:
     keys = {
         "key network, trained: outer": KeyConfig(training="outer"),
         "key network, trained: self_recognition": KeyConfig(training="self_recognition"),
+        "key network, trained: self_recognition, start-up": KeyConfig(
+            training="self_recognition", recognition_every=1
+        ),
         "statistics network, trained: self_recognition": KeyConfig(
             network="learned_statistics", training="self_recognition"
         ),
@@ -113,22 +119,42 @@ def _step_times(
 ) -> dict[str, list[Sample]]:
     learner, params, tasks = work.make_learner(), work.params(), work.episode()
 
-    def step(emo: EMO | None, recognition: SelfRecognition | None = None) -> None:
+    def step(
+        emo: EMO | None, recognition: SelfRecognition | None = None, *, rests: bool = False
+    ) -> None:
         found = outer_step(learner, params, tasks, emo=emo)
-        if recognition is not None:
+        if recognition is not None and rests:
+            recognition.push(tasks.support)
+        elif recognition is not None:
             recognition.step(tasks, params)
         if emo is not None and found.recall is not None:
             emo.remember(found.recall, found.values)
 
     variants = {"maml": Variant(lambda: step(None))}
+    pauses = {}
     for name, config in cases.items():
         emo = build_emo(config, learner, work.shape)
         fill(emo, learner, params)
         own = None
         if config.key.training == "self_recognition" and emo.encoder is not None:
-            own = SelfRecognition(emo.encoder, n_way=work.n_way)
+            own = SelfRecognition(emo.encoder, n_way=work.n_way, every=config.key.recognition_every)
+            pauses[name] = own.every
+            variants[name + _RESTS] = Variant(
+                lambda emo=emo, own=own: step(emo, own, rests=True)  # type: ignore[misc]
+            )
         variants[name] = Variant(lambda emo=emo, own=own: step(emo, own))  # type: ignore[misc]
-    return interleave(variants, repeats=repeats)
+    times = interleave(variants, repeats=repeats)
+    for name, every in pauses.items():
+        times[name] = _averaged(times[name], times.pop(name + _RESTS), every)
+    return times
+
+
+def _averaged(training: list[Sample], resting: list[Sample], every: int) -> list[Sample]:
+    """Return what a step takes on average when keys are trained at every such step."""
+    return [
+        Sample(*((one + (every - 1) * other) / every for one, other in zip(*both, strict=True)))
+        for both in zip(training, resting, strict=True)
+    ]
 
 
 # -- the verbs alone -------------------------------------------------------------------------------
