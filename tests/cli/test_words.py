@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def test_help_lists_every_command_and_is_what_no_command_gets(torchemo):
     assert found.code == 0
     assert all(name in found.out for name in COMMANDS)
     assert torchemo() == found
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version_is_told(torchemo, word):
+    found = torchemo(word)
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "version"
+    ]
+    assert (found.code, found.out) == (0, f"torchemo {declared}\n")
 
 
 def test_the_package_is_the_command_too():

@@ -145,6 +145,15 @@ def test_the_committed_pages_are_what_the_command_writes(torchemo, tmp_path):
         assert made.read_text() == (ROOT / kept).read_text(), "run: make reproducibility"
 
 
+def test_a_folder_of_records_that_is_not_there_leaves_the_page_as_it_was(torchemo, tmp_path):
+    page = tmp_path / "R.md"
+    page.write_text("kept")
+    found = torchemo("study", "reproducibility", "--records", tmp_path / "nosuch", "--out", page)
+    assert found.code == 3
+    assert "nosuch is not a folder of recorded studies" in found.err
+    assert page.read_text() == "kept"
+
+
 def test_committed_records_are_small_and_belong_to_entries_that_exist():
     for path in (ROOT / "studies").glob("*.json"):
         assert path.stat().st_size < 1_000_000

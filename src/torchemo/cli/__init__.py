@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+import torchemo
 from torchemo.cli.output import silence_closed_pipes
 from torchemo.errors import ConfigError, ResourceError, TorchemoError
 
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parse(words: Sequence[str]) -> Any:
     name = words[0] if words else "--help"
+    if name in ("--version", "-V"):
+        print(f"torchemo {torchemo.__version__}")
+        sys.exit(0)
     if name in COMMANDS:  # one parser is built sooner than all of them
         return tyro.cli(
             _command(name), prog=f"torchemo {name}", args=list(words[1:]), config=_STYLE

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchemo.errors import DataError
 from torchemo.study.claims import (
     CLAIMS,
     Finding,
@@ -45,7 +46,15 @@ def reproducibility(records: Path) -> str:
 
     Args:
         records: Folder of ``<entry>-<scale>-<tasks>.json``; studies at scale smoke do not count.
+
+    Raises:
+        DataError: There is no such folder.
     """
+    if not records.is_dir():
+        raise DataError(
+            f"{records} is not a folder of recorded studies.",
+            hint="Record one there: torchemo study record NAME --to FOLDER",
+        )
     results = {path.name: read_result(path) for path in sorted(records.glob("*.json"))}
     results = {name: result for name, result in results.items() if result["scale"] != "smoke"}
     lines = _HEAD.format(folder=records.name).splitlines()
