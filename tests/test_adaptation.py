@@ -217,6 +217,24 @@ def test_what_is_recalled_is_told_nearest_first_and_the_memory_is_left_alone(fol
     assert answer_folder(trained(), support, query=query).recalled == ()
 
 
+def test_pictures_unlike_those_of_training_are_answered_without_the_memory(folders):
+    support, query = folders
+    judging = replace(MEMORY, retrieval=RetrievalConfig(k=2, familiar=0.9))
+    run = trained(replace(CONFIG, emo=judging))
+    found = answer_folder(run, support, query=query)
+    assert (found.familiar, len(found.recalled)) == (True, 2)  # too few tasks to judge by
+    elsewhere = torch.eye(8)[:1] + 1e-3 * torch.randn(64, 8, generator=generator_for(0, "keys"))
+    run.trainer.emo.familiarity.see(elsewhere)
+    found = answer_folder(run, support, query=query)
+    assert (found.familiar, found.recalled) == (False, ())
+    run.trainer.emo = None
+    alone = answer_folder(run, support, query=query)
+    assert [p.probabilities for p in found.predictions] == [
+        p.probabilities for p in alone.predictions
+    ]
+    assert alone.familiar is None
+
+
 def test_many_queries_are_dealt_out_and_come_back_in_order(folders, monkeypatch):
     support, query = folders
     for i in range(5):

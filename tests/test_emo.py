@@ -15,6 +15,7 @@ from torchemo.aggregators import Gated, Mean, Sum
 from torchemo.emo import EMO
 from torchemo.encoders import MeanKey, PairEmbedder, class_means
 from torchemo.errors import CheckpointError, ConfigError, DataError, MemoryWriteError, ShapeError
+from torchemo.familiarity import Familiarity
 from torchemo.losses import cross_entropy
 from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy
@@ -56,6 +57,7 @@ def digest(module):
 
 
 def build(capacity=6, *, k=2, aggregator=None, retrieval=None, encoder=None, head=HEAD, **policy):
+    familiarity = policy.pop("familiarity", None)
     return EMO(
         EpisodicMemory(capacity, DIM),
         retrieval or Retrieval(k),
@@ -63,6 +65,7 @@ def build(capacity=6, *, k=2, aggregator=None, retrieval=None, encoder=None, hea
         encoder=encoder,
         policy=Policy(**policy),
         head=head,
+        familiarity=familiarity,
     )
 
 
@@ -436,6 +439,22 @@ def test_recall_dropout_is_off_in_eval_mode():
     taught(emo)
     assert not emo.recall(randn(9, DIM)).active.any()
     assert bool(emo.eval().recall(randn(9, DIM)).active.all())
+
+
+def test_tasks_unlike_those_of_training_are_evaluated_without_recall():
+    emo = build(12, recall_step="always", familiarity=Familiarity(DIM, share=0.9))
+    keys = taught(emo, tasks=12)[0]
+    strange = torch.cat([keys.mean(0, keepdim=True), 50 + keys[:1]])
+    assert bool(emo.recall(strange).active.all())  # training tasks are what it learns from
+    recall = emo.eval().recall(strange)
+    assert recall.active.tolist() == [True, False]
+    assert (recall.weights.sum(1) > 0).tolist() == [True, False]
+    grads = tree(2)
+    alone = build().combine(grads, build().recall(strange))
+    for name, direction in emo.combine(grads, recall).items():
+        assert torch.equal(direction[1], alone[name][1])
+        assert not torch.equal(direction[0], alone[name][0])
+    assert int(emo.familiarity.seen) == 12
 
 
 @pytest.mark.parametrize("aggregator", [Sum(), Mean(2), Mean(2, pad=True)])

@@ -49,7 +49,7 @@ def config(learner="maml", *, aggregator="sum", controller="lru", consolidate=Fa
         emo=EMOConfig(
             memory=memory,
             key=keys,
-            retrieval=RetrievalConfig(k=3),
+            retrieval=RetrievalConfig(k=3, familiar=0.9 if consolidate else None),
             aggregator=AggregatorConfig(kind=aggregator, layers=1),
             value=value,
         ),

@@ -82,6 +82,8 @@ class Answers:
         shots: Support pictures of each class.
         predictions: One for each query picture.
         recalled: What was recalled for this task, nearest first.
+        familiar: Whether the memory takes the task for one like those of training; if not, nothing of it is
+            used. None where it does not judge, or where there is none.
     """
 
     method: str
@@ -91,6 +93,7 @@ class Answers:
     shots: tuple[int, ...]
     predictions: tuple[Prediction, ...]
     recalled: tuple[RecalledSlot, ...]
+    familiar: bool | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -143,6 +146,7 @@ def answer_folder(
     learner = _learner(trained, len(names))
     shown = _support([c.pictures for c in classes], form)
     outputs = _answer(trained, learner, shown, _pixels(list(queries.values()), form), steps=steps)
+    recalled, familiar = _recalled(trained, shown)
     return Answers(
         method=method_name(trained.trainer),
         step=trained.trainer.iteration,
@@ -150,7 +154,8 @@ def answer_folder(
         classes=names,
         shots=tuple(len(c.pictures) for c in classes),
         predictions=tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
-        recalled=_recalled(trained, shown),
+        recalled=recalled,
+        familiar=familiar,
     )
 
 
@@ -248,13 +253,17 @@ def _answer(
     return torch.stack(answers)
 
 
-def _recalled(trained: Trained, support: Batch) -> tuple[RecalledSlot, ...]:
+def _recalled(trained: Trained, support: Batch) -> tuple[tuple[RecalledSlot, ...], bool | None]:
+    """Return what was recalled, and whether the memory finds the task familiar."""
     emo, trainer = trained.trainer.emo, trained.trainer
     if emo is None:
-        return ()
+        return (), None
     recall = look_up(trainer.learner, trainer.params, Episode(support, support), emo=emo)
+    familiar = None if emo.familiarity is None else bool(recall.active[0])
+    if familiar is False:
+        return (), familiar
     known = (recall.notes or {}).get("domain")
-    return tuple(
+    slots = tuple(
         RecalledSlot(
             slot=int(slot),
             distance=float(recall.distances[0, j]),
@@ -264,6 +273,7 @@ def _recalled(trained: Trained, support: Batch) -> tuple[RecalledSlot, ...]:
         )
         for j, slot in enumerate(recall.slots[0])
     )
+    return slots, familiar
 
 
 def _name(domains: Sequence[str], number: int) -> str | None:

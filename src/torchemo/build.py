@@ -25,6 +25,7 @@ from torchemo.encoders import (
     TransformerKey,
 )
 from torchemo.errors import ConfigError
+from torchemo.familiarity import Familiarity
 from torchemo.inner import RULES, Adam, Rule
 from torchemo.key_statistics import StatisticsKey, StatisticsNetwork
 from torchemo.learners import (
@@ -296,6 +297,7 @@ def build_emo(
         policy=policy,
         head=head,
         norm=learner.loop.model.norm,
+        familiarity=_familiarity(config, memory.key_dim),
     )
     return emo.to(dtype)
 
@@ -380,6 +382,11 @@ def _embedder(config: KeyConfig, model: Model, tasks: TaskShape, generator: Gene
         )
     kind = OwnConv if config.embedder == "own" else FrozenRandom
     return kind(tasks.x[0], tasks.x[1], generator=generator, dim=config.dim)
+
+
+def _familiarity(config: EMOConfig, key_dim: int) -> Familiarity | None:
+    share = config.retrieval.familiar
+    return None if share is None else Familiarity(key_dim, share=share)
 
 
 def _retrieval(config: EMOConfig) -> Retrieval:

@@ -104,6 +104,9 @@ class RetrievalConfig:
     """Initial temperature of softmax weights; learned."""
     null_distance: float | None = None
     """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
+    familiar: float | None = None
+    """Share of tasks like those of training, such as 0.95, that count as familiar: whoever's key lies further
+    out among those of training is evaluated without recall (ours). None evaluates all with it."""
     index: Literal["exact", "random", "approximate"] = "exact"
     """random: a control that recalls arbitrary slots. approximate: for 10^5 slots and more; exact below 10^4.
     Needs the extra ``ann``."""

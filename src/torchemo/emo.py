@@ -15,6 +15,7 @@ from torchemo.alignment import align_heads
 from torchemo.consolidation import key_centres
 from torchemo.encoders import KeyEncoder
 from torchemo.errors import ConfigError
+from torchemo.familiarity import Familiarity
 from torchemo.memory import EpisodicMemory
 from torchemo.policy import Policy, is_remembered
 from torchemo.retrieval import Retrieval
@@ -65,6 +66,8 @@ class EMO(nn.Module):
         policy: What is stored and how it is used.
         head: Names of the head tensors, for head alignment.
         norm: Names of the scales and shifts of normalisation layers, for a memory of these alone.
+        familiarity: Which tasks are like those of training; others are evaluated without their recall. None
+            evaluates all tasks with it.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class EMO(nn.Module):
         policy: Policy | None = None,
         head: tuple[str, ...] = (),
         norm: tuple[str, ...] = (),
+        familiarity: Familiarity | None = None,
     ) -> None:
         super().__init__()
         self.policy = Policy() if policy is None else policy
@@ -86,6 +90,7 @@ class EMO(nn.Module):
         self.encoder = encoder
         self.head = head
         self.norm = norm
+        self.familiarity = familiarity
         self._check()
 
     def _check(self) -> None:
@@ -177,7 +182,7 @@ class EMO(nn.Module):
             self.memory,
             keys,
             group=own.get("group"),
-            active=self._active(keys.shape[0], index),
+            active=self._active(keys, index),
             learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
         )
         if self.policy.head_align == "hungarian":
@@ -185,7 +190,11 @@ class EMO(nn.Module):
             recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
         return recall._replace(own_notes=own)
 
-    def _active(self, tasks: int, index: Tensor | None) -> Tensor:
+    def _active(self, keys: Tensor, index: Tensor | None) -> Tensor:
+        tasks = len(keys)
+        if not self.training and self.familiarity is not None:
+            familiar: Tensor = self.familiarity(keys)
+            return familiar
         if not self.training or self.policy.recall_dropout == 0:
             return torch.ones(tasks, dtype=torch.bool)
         # Without episode numbers the draw is a function of the batch and the task's place in it.
@@ -364,6 +373,8 @@ class EMO(nn.Module):
             self.memory.write(keys, values, notes=notes)
         self.memory.end_batch()
         self.retrieval.learn(self.memory)
+        if self.familiarity is not None:
+            self.familiarity.see(keys)
         every = self.policy.rekey_every
         if every is not None and int(self.memory.ledger.iteration) % every == 0:
             self.rekey(params)

@@ -56,7 +56,8 @@ class Recall(NamedTuple):
         weights: Recall weights a_j >= 0; uniform (1/m) or softmax, then on the graph of the keys.
         values: Recalled values V_j, detached, ``{name: [B, m, *shape]}``.
         generations: How often each slot had been overwritten when it was read.
-        active: Tasks that may use their recall; the others are adapted without it (recall dropout).
+        active: Tasks that may use their recall; the others are adapted without it (recall dropout,
+            tasks unlike those of training).
         slot_keys: Keys of all filled slots as a leaf that collects their gradient (consolidation).
         notes: What else is remembered with the slots (domain, prototypes), ``{name: [B, m, ...]}``.
         own_notes: The same of the tasks at hand, to be remembered with them, ``{name: [B, ...]}``.

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.conftest import COLOURS, colour_picture
+from tests.report.conftest import answers
 from torchemo import demo, doctor, report
+from torchemo.cli.adapt import _show
 from torchemo.runs import checkpoint
 from torchemo.trained import read_config
 
@@ -48,6 +50,13 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
     assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
     page = (out / "sheet.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 2 + 5  # queries and support
+
+
+@pytest.mark.parametrize("familiar", [None, True, False])
+def test_that_the_memory_kept_silent_is_said(capsys, familiar):
+    _show(replace(answers(recalled=()), familiar=familiar))
+    said = "nothing was recalled: these pictures are unlike the tasks of training"
+    assert (said in capsys.readouterr().out) == (familiar is False)
 
 
 def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):

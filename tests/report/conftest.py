@@ -147,4 +147,5 @@ def answers(recalled=RECALLED):
             Prediction("plain.png", names[1], 0.5, names[0], 0.5, (0.5, 0.5)),
         ),
         recalled=recalled,
+        familiar=None,
     )

@@ -72,6 +72,8 @@ def _show(answers: "Answers") -> None:
         for p in answers.predictions
     ]
     print_table(answers.method, ["file", "predicted", "probability", "runner-up"], rows)
+    if answers.familiar is False:
+        print("nothing was recalled: these pictures are unlike the tasks of training")
     if answers.recalled:
         slots = ", ".join(
             f"{one.slot} ({'' if one.domain is None else f'{one.domain}, '}{one.distance:.3f})"
