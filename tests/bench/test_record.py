@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torchemo.bench import record as records
+from torchemo.bench.family import measure as methods
 from torchemo.bench.growth import resident_mb
 from torchemo.bench.limit import counted
 from torchemo.bench.plan import PLANS, Case
@@ -75,6 +76,17 @@ def test_a_fresh_process_has_its_own_peak_memory():
     assert found["allocator"] == "default"
     assert 0 < found["before_mb"] <= found["peak_mb"] < resident_mb()
     assert ballast.numel() == 2**27
+
+
+@pytest.mark.slow
+def test_methods_are_measured_beside_maml_with_what_they_hold():
+    options = ["model.filters=2", "data.image_size=16", "data.n_query=1", "learner.steps=1"]
+    request = {"presets": ["maml", "arml", "maml-emo"], "options": options, "repeats": 1}
+    small, large = (methods(request | {"published": p})["rows"] for p in (False, True))
+    assert small["maml"]["cost"]["median"] == 1.0
+    assert small["maml"]["parameters"] < small["arml"]["parameters"] < large["arml"]["parameters"]
+    assert small["maml-emo"]["parameters"] == small["maml"]["parameters"]
+    assert small["maml-emo"]["memory_bytes"] > 0 == small["arml"]["memory_bytes"]
 
 
 def test_a_measurement_that_fails_says_why():

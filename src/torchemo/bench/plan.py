@@ -49,7 +49,14 @@ def step_plan(*, quick: bool) -> dict[str, Case]:
     )
     anil = {"work": _work(quick, size=sizes[0], learner="anil"), "workers": 1, "repeats": 3}
     cases[f"anil, order 2, {sizes[0]} px, 1 thread(s)"] = Case("step", anil)
-    return cases | _peaks(quick) | _learners(quick) | _sizes(quick) | _training(quick)
+    return {
+        **cases,
+        **_peaks(quick),
+        **_learners(quick),
+        **_family(quick),
+        **_sizes(quick),
+        **_training(quick),
+    }
 
 
 def _peaks(quick: bool) -> dict[str, Case]:
@@ -70,6 +77,29 @@ def _peaks(quick: bool) -> dict[str, Case]:
 def _learners(quick: bool) -> dict[str, Case]:
     request = {"work": _work(quick, size=16 if quick else 28), "repeats": 2}
     return {"learners": Case("learners", request)}
+
+
+def _family(quick: bool) -> dict[str, Case]:
+    learners = ("arml", "hsml", "tsa-maml", "bmg", "musml")
+    presets = [name for base in ("maml", *learners) for name in (base, f"{base}-emo")]
+    if quick:
+        tiny = ["model.filters=2", "data.image_size=16", "data.n_query=1", "learner.steps=1"]
+        return {"methods, quick": _methods(presets[:4], tiny, repeats=1)}
+    studied = [*presets, "anil", "anil-emo", "meta-sgd", "meta-sgd-emo"]
+    small = ["model.filters=16", "data.image_size=32", "data.n_query=5"]
+    return {
+        "methods, 84 px, published sizes": _methods(
+            presets, ["data.image_size=84"], repeats=5, published=True
+        ),
+        "methods, 32 px, as studied": _methods(studied, small, repeats=11),
+    }
+
+
+def _methods(
+    presets: list[str], options: list[str], *, repeats: int, published: bool = False
+) -> Case:
+    request = {"presets": presets, "options": options, "repeats": repeats, "published": published}
+    return Case("family", request)
 
 
 def _sizes(quick: bool) -> dict[str, Case]:

@@ -15,6 +15,7 @@ MEASUREMENTS = {
     "peak": "torchemo.bench.step:peak",
     "sizes": "torchemo.bench.step:against_size",
     "learners": "torchemo.bench.step:learners",
+    "family": "torchemo.bench.family:measure",
     "training": "torchemo.bench.training:measure",
     "growth": "torchemo.bench.growth:measure",
     "shares": "torchemo.bench.memory:shares",

@@ -59,6 +59,7 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
     makers = {
         "step": _step,
         "learners": _learners,
+        "family": _family,
         "sizes": _sizes,
         "shares": _shares,
         "verbs": _verbs,
@@ -119,6 +120,29 @@ def _learners(name: str, case: Mapping[str, Any]) -> Table:
     ]
     title = f"every learner, {case['request']['work']['size']} px, one thread"
     return Table(title, ["learner", "variant", "wall", "speed"], rows)
+
+
+def _family(name: str, case: Mapping[str, Any]) -> Table:
+    columns = [
+        "method",
+        "CPU time of a step",
+        "MAML = 1",
+        "parameters",
+        "of the memory",
+        "slots, kB",
+    ]
+    rows = [
+        [
+            method,
+            seconds(row["cpu"]),
+            ratio(row["cost"]),
+            f"{row['parameters']:,}",
+            f"{row['emo_parameters']:,}",
+            f"{row['memory_bytes'] / 1e3:,.0f}",
+        ]
+        for method, row in case["rows"].items()
+    ]
+    return Table(f"{name}, training steps, one thread", columns, rows)
 
 
 def _sizes(name: str, case: Mapping[str, Any]) -> Table:
