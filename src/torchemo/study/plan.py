@@ -57,8 +57,8 @@ class Study:
         """Return the rates among which a cell chooses; controls take those of their cell."""
         if self.entry.measure == "cost":
             return ((),)
-        learned = cell.preset.startswith("meta-sgd")
-        return self.scale.meta_sgd_grid if learned else self.scale.grid
+        learner = next((n for n in self.scale.own_grids if cell.preset.startswith(n)), None)
+        return self.scale.grid if learner is None else self.scale.own_grids[learner]
 
     def chooser(self, cell: Cell) -> Cell:
         """Return the cell whose rates a cell takes; a control's cell may itself take those of another."""

@@ -32,7 +32,8 @@ class Scale:
         worlds: Names of the data sets of each world (`torchemo.study.datasets`).
         image_size: Side of the pictures.
         grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
-        meta_sgd_grid: The same for Meta-SGD, whose inner rates are learned from a range.
+        own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns them
+            from a range, MUSML's move coordinates in which all weights move together.
         seeds: Training seeds.
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).
@@ -53,7 +54,7 @@ class Scale:
     worlds: MappingProxyType[str, tuple[str, ...]]
     image_size: int
     grid: tuple[tuple[str, ...], ...]
-    meta_sgd_grid: tuple[tuple[str, ...], ...]
+    own_grids: MappingProxyType[str, tuple[tuple[str, ...], ...]]
     seeds: tuple[int, ...]
     test_tasks: int
     protocol: Literal["standard", "paper"]
@@ -132,7 +133,7 @@ _SMOKE = Scale(
     ),
     image_size=16,
     grid=_rates((0.05, 1e-3), (0.2, 1e-3)),
-    meta_sgd_grid=_ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3)),
+    own_grids=MappingProxyType({"meta-sgd": _ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3))}),
     seeds=(0, 1),
     test_tasks=12,
     protocol="standard",
@@ -172,9 +173,13 @@ _CPU = replace(
     image_size=32,
     # The last point is for gradients that are summed over the support set, as the paper's are.
     grid=_rates((0.1, 6e-3), (0.1, 3e-3), (0.1, 0.012), (0.3, 3e-3), (0.001, 0.01)),
-    meta_sgd_grid=_ranges(
-        *((0.05, 0.15, 6e-3), (0.05, 0.15, 3e-3), (0.05, 0.15, 0.012)),
-        *((0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01)),
+    own_grids=MappingProxyType(
+        {
+            "meta-sgd": _ranges(
+                *((0.05, 0.15, 6e-3), (0.05, 0.15, 3e-3), (0.05, 0.15, 0.012)),
+                *((0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01)),
+            )
+        }
     ),
     seeds=(0, 1, 2),
     test_tasks=1000,
@@ -226,6 +231,10 @@ _POINT_RANGES = _ranges(
     *((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 6e-3), (0.001, 0.005, 0.012)),
     *((0.001, 0.005, 0.024), (0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
 )
+_COORDINATE_RATES = _rates(
+    *((0.0003, 3e-3), (0.0001, 3e-3), (0.0003, 6e-3), (0.0003, 0.012), (0.0003, 0.024)),
+    *((0.001, 3e-3), (0.0001, 0.012)),
+)
 
 SCALES: MappingProxyType[str, Scale] = MappingProxyType(
     {
@@ -240,7 +249,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             ),
             worlds=_HSML,
             grid=_POINT_RATES[:2],
-            meta_sgd_grid=_POINT_RANGES[:2],
+            own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES[:2]}),
             seconds=0.02,
         ),
         "cpu/pictures": _CPU,
@@ -253,7 +262,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             ),
             worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
             grid=_POINT_RATES,
-            meta_sgd_grid=_POINT_RANGES,
+            own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES, "musml": _COORDINATE_RATES}),
             longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
             costs=MappingProxyType({}),
             seconds=0.02,

@@ -35,7 +35,14 @@ _CONSOLIDATED = {
 }
 """Each changes one thing about our reading, and keeps its rates."""
 
-_SCALES_ONLY = {"scales and shifts": ("of scales and shifts only", ("emo.value.tensors=norm",))}
+_NORM = ("emo.value.tensors=norm",)
+_SCALES_ONLY = {
+    "scales and shifts": ("of scales and shifts only", _NORM),
+    "light": (
+        "of scales and shifts only, a fifth of the tasks without recall",
+        (*_NORM, "emo.value.recall_dropout=0.2"),
+    ),
+}
 """The same, for networks with normalisation layers."""
 
 
