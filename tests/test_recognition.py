@@ -159,7 +159,7 @@ def test_keeping_summaries_trains_like_keeping_the_support_sets():
 def test_only_networks_that_encode_whole_support_sets_pause_by_default():
     network = StatisticsNetwork(X_DIM, 1, generator=generator_for(0, "weights"), dim=8)
     assert SelfRecognition(network).every == 1
-    assert SelfRecognition(encoder()).every == 10
+    assert SelfRecognition(encoder()).every == 16
     assert SelfRecognition(network, every=4).every == 4
 
 

@@ -18,7 +18,7 @@ from torchemo.errors import CheckpointError, ConfigError, DataError, ShapeError
 from torchemo.losses import check_labels
 from torchemo.types import Batch, Episode, Params
 
-PAUSE = 10
+PAUSE = 16
 """Outer steps from one training of a key network that reads pictures to the next, after the start-up."""
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
