@@ -32,8 +32,8 @@ class Scale:
         worlds: Names of the data sets of each world (`torchemo.study.datasets`).
         image_size: Side of the pictures.
         grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
-        own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns them
-            from a range, MUSML's move coordinates in which all weights move together.
+        own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns
+            them from a range, MUSML's move coordinates in which all weights move together.
         seeds: Training seeds.
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).

@@ -25,6 +25,7 @@ WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 
 TEXTURES = "outside textures"
 IN_EQUAL_TIME = " in equal time"
+LONGER = " longer"
 
 _STEPS = 1500
 """Outer steps of every method where there is a comparison in equal CPU time, and MAML's budget there."""
@@ -70,7 +71,21 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
         for world in _worlds(scale)
         for preset, (title, role) in methods.items()
     ]
-    return (*cells, *_in_equal_time(cells, scale))
+    return (*cells, *_in_equal_time(cells, scale), *_longer(cells, scale))
+
+
+def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
+    """Train MAML and HSML five times as long on curves: do their errors come nearer to the published?"""
+    if scale.regression and scale.name == "cpu":
+        for cell in cells:
+            if cell.name in ("maml", "hsml"):
+                yield replace(
+                    cell,
+                    name=cell.name + LONGER,
+                    title=f"{cell.title}, 5 times the outer steps",
+                    options=("train.iterations=10000", "train.validate_every=2000"),
+                    of=cell.name,
+                )
 
 
 def _in_equal_time(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
@@ -120,12 +135,15 @@ def _rates_of(preset: str, scale: Scale, n_shot: int) -> str | None:
 
 
 def _contrasts(scale: Scale, n_shot: int) -> tuple[Contrast, ...]:
-    return tuple(
+    found = tuple(
         contrast
         for world in _worlds(scale)
         for cell, base, expect in _pairs()
         for contrast in _both(scale, world, n_shot, cell, base, expect)
     )
+    longer = Contrast("hsml longer vs maml longer", f"hsml{LONGER}", f"maml{LONGER}")
+    there = scale.regression and scale.name == "cpu" and n_shot == 1
+    return (*found, longer) if there else found
 
 
 def _both(
@@ -153,6 +171,9 @@ def _pairs() -> Iterator[tuple[str, str, Expectation]]:
             yield f"{learner}-emo", learner, "shown"
     yield "arml", "maml", "better"
     yield "hsml", "maml", "better"
+    # Slots or gates: what is learned of kinds of tasks without a look at each task's examples.
+    for learner in ("hsml", "arml"):
+        yield "maml-emo", learner, "shown"
 
 
 def _paper(cell: str, base: str, world: str, n_shot: int) -> float | None:
