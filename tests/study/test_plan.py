@@ -140,7 +140,22 @@ def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_texture
     assert {cell.tests for cell in plain} == {("outside textures",)}
     assert {study.config(cell, {}).train.iterations for cell in plain} == {1500}
     points = plan(entry_of("T7"), scale_of("cpu", "regression"), controls=False)
-    assert {cell.of for cell in points.cells} == {None}
+    follow = {cell.name: cell.of for cell in points.cells if cell.of is not None}
+    assert follow == {"maml longer": "maml", "hsml longer": "hsml"}
+    assert ("hsml longer", "maml longer") in {(c.cell, c.against) for c in points.contrasts}
+
+
+@pytest.mark.parametrize(
+    ("preset", "rate"),
+    [("maml", "inner_lr=0.003"), ("musml", "inner_lr=0.0003"), ("meta-sgd", "rate_init=")],
+)
+def test_a_learner_whose_rates_mean_something_else_has_a_grid_of_its_own(preset, rate):
+    study = plan(entry_of("T7"), scale_of("cpu", "regression"), controls=False)
+    cells = {cell.name: cell for cell in study.cells}
+    grid = study.grid(cells[preset])
+    assert grid == study.grid(cells[f"{preset}-emo"])
+    assert rate in grid[0][0]
+    assert len(grid) == len(study.scale.grid)
 
 
 def test_in_equal_time_every_method_has_as_many_cpu_seconds_as_maml():
