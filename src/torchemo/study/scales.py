@@ -43,7 +43,7 @@ class Scale:
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
             with memory.
         costs: CPU time of an outer step by preset, relative to MAML's, where learners are also compared in
-            equal CPU time.
+            equal CPU time (`torchemo bench step --cases 'methods, 32 px*'`).
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 
@@ -189,10 +189,10 @@ _CPU = replace(
     longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
     costs=MappingProxyType(
         {
-            **{"maml": 1.0, "maml-emo": 1.12, "anil": 0.23, "anil-emo": 0.36},
-            **{"meta-sgd": 0.66, "meta-sgd-emo": 0.81, "bmg": 1.46, "bmg-emo": 1.61},
-            **{"hsml": 1.32, "hsml-emo": 1.50, "arml": 1.36, "arml-emo": 1.51},
-            **{"tsa-maml": 1.46, "tsa-maml-emo": 1.57, "musml": 4.76, "musml-emo": 4.99},
+            **{"maml": 1.0, "maml-emo": 1.19, "anil": 0.29, "anil-emo": 0.42},
+            **{"meta-sgd": 0.67, "meta-sgd-emo": 0.84, "bmg": 1.5, "bmg-emo": 1.78},
+            **{"hsml": 1.29, "hsml-emo": 1.64, "arml": 1.35, "arml-emo": 1.63},
+            **{"tsa-maml": 1.45, "tsa-maml-emo": 1.54, "musml": 5.48, "musml-emo": 6.3},
         }
     ),
     seconds=0.1,
