@@ -112,6 +112,30 @@ def test_a_cell_that_diverges_is_a_result_and_not_an_error(run_tiny, monkeypatch
     assert "wild diverged" in (study.folder / "table.md").read_text()
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_rates_that_diverge_with_another_seed_are_given_up_for_the_next_best(
+    run_tiny, monkeypatch, everywhere
+):
+    real = job_module.train_run
+    rates = [float(point[0].partition("=")[2]) for point in tiny_study().scale.grid]
+    first = run_tiny(cells=CELLS[:1], contrasts=(), seeds=(0,))[1]["cells"][0]
+    best = float(first["rates"][0].partition("=")[2])
+    (other,) = set(rates) - {best}
+
+    def train(root, config, **named):
+        wild = everywhere or (config is not None and config.learner.inner_lr == best)
+        if config is not None and config.train.seed == 1 and wild:
+            raise Diverged("a loss is not finite.")
+        return real(root, config, **named)
+
+    monkeypatch.setattr(job_module, "train_run", train)
+    cell = run_tiny(cells=CELLS[:1], contrasts=(), seeds=(0, 1))[1]["cells"][0]
+    assert float(cell["rates"][0].partition("=")[2]) == (best if everywhere else other)
+    ended = ["finished", "diverged"] if everywhere else ["finished", "finished"]
+    assert [run["ended"] for run in cell["runs"]] == ended
+    assert cell["tried"] == first["tried"]
+
+
 def test_a_cell_that_fails_does_not_stop_the_others(run_tiny, monkeypatch):
     real = job_module.train_run
 

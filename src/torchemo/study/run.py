@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from torchemo.config import RunConfig
 from torchemo.runs.environment import versions
@@ -30,6 +30,9 @@ from torchemo.study.result import (
 from torchemo.study.scales import SEEN
 from torchemo.study.verdict import RULE
 from torchemo.toml import dumps
+
+Choice: TypeAlias = tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], float | None], ...]]
+"""Chosen rates, and all that were tried with their validation scores."""
 
 FORMAT = 1
 """Version of result.json."""
@@ -91,10 +94,16 @@ class StudyRun:
         with Crew(self.workers) as crew:
             if not self._do(crew, [job for jobs in tuning.values() for job in jobs]):
                 return None
-            chosen = {cell.name: self._choose(cell, tuning) for cell in self.study.available}
-            cells = [self._runs(cell, chosen) for cell in self.study.available]
-            if not self._do(crew, [job for runs in cells for job in self._final_jobs(runs)]):
-                return None
+            chosen: dict[str, Choice] = {}
+            cells: list[CellRuns] = []
+            # Rates that turn out to diverge with another seed are given up for the next best.
+            while chosen != (
+                now := {c.name: self._choose(c, tuning) for c in self.study.available}
+            ):
+                chosen = now
+                cells = [self._runs(cell, chosen) for cell in self.study.available]
+                if not self._do(crew, [job for runs in cells for job in self._final_jobs(runs)]):
+                    return None
         return self._assemble(cells)
 
     def _open_data(self) -> None:
@@ -136,10 +145,11 @@ class StudyRun:
         configs = [self._config(cell, rates, self.study.seeds[0]) for rates in grid]
         return [self._job(config) for config in configs]
 
-    def _choose(
-        self, cell: Cell, tuning: dict[str, list[Job]]
-    ) -> tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], float | None], ...]]:
-        """Return the rates with the best validation score, and all that were tried."""
+    def _choose(self, cell: Cell, tuning: dict[str, list[Job]]) -> Choice:
+        """Return the rates with the best validation score, and all that were tried.
+
+        Rates at which a run of any seed diverged are left out, as long as there are others.
+        """
         grid = self.study.grid(cell)
         jobs = tuning[cell.name]
         if not jobs:
@@ -147,10 +157,20 @@ class StudyRun:
         scores = [(read_json(job.root / "done.json") or {}).get("best_score") for job in jobs]
         tried = tuple(zip(grid, scores, strict=True))
         known = [(score, -i) for i, score in enumerate(scores) if score is not None]
-        best = -max(known)[1] if known else 0
+        sound = [(score, i) for score, i in known if not self._diverged(cell, grid[-i])]
+        best = -max(sound or known)[1] if known else 0
         return grid[best], tried
 
-    def _runs(self, cell: Cell, chosen: dict[str, Any]) -> CellRuns:
+    def _diverged(self, cell: Cell, rates: tuple[str, ...]) -> bool:
+        """Whether a run of this cell at these rates is known to have diverged, whatever its seed."""
+        roots = (
+            self.out / "runs" / run_id(self._config(cell, rates, seed)) for seed in self.study.seeds
+        )
+        return any(
+            (read_json(root / "done.json") or {}).get("ended") == "diverged" for root in roots
+        )
+
+    def _runs(self, cell: Cell, chosen: dict[str, Choice]) -> CellRuns:
         rates, tried = chosen[self.study.chooser(cell).name]
         worlds = (cell.world, *cell.tests)
         folders = [
