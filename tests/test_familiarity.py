@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchemo.errors import ConfigError
-from torchemo.familiarity import RIDGE, Familiarity
+from torchemo.familiarity import RIDGE, Familiarity, _left_out
 from torchemo.rng import generator_for
 
 DIM = 6
@@ -46,6 +46,15 @@ def test_the_verdict_is_that_of_a_loop_which_leaves_out_one_key_at_a_time(share)
     expected = [squared(key, kept, ridge) <= limit for key in fresh.double().numpy()]
     assert made(fresh).tolist() == expected
     assert 0 < sum(expected) < len(expected)
+
+
+def test_distances_to_all_others_are_those_of_the_loop():
+    kept = keys(30, 0).double()
+    away, covariance = kept - kept.mean(0), torch.cov(kept.T)
+    got = _left_out(away, covariance, 0.3 * torch.eye(DIM, dtype=torch.float64))
+    others = [np.delete(kept.numpy(), i, 0) for i in range(30)]
+    expected = [squared(kept[i].numpy(), others[i], 0.3) for i in range(30)]
+    assert got.tolist() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95])
