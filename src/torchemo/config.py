@@ -88,7 +88,8 @@ class KeyConfig:
     """self_recognition: older support sets used as negatives."""
     recognition_every: int | None = None
     """self_recognition: after memory.warmup batches, train the keys at every such outer step. None: at all of
-    them where this is cheap (learned_statistics), at every sixteenth where pictures are encoded."""
+    them where this is cheap (learned_statistics), at every sixteenth where pictures are encoded; keys then
+    learn more slowly."""
 
 
 @final
