@@ -44,7 +44,8 @@ class Familiarity(nn.Module):
         if not 0 < share < 1 or window < 2 * dim:
             raise ConfigError(
                 f"familiarity: share {share}, window {window} for keys of dimension {dim}.",
-                hint="It needs a share between 0 and 1, and twice as many keys as dimensions.",
+                hint="The share (retrieval.familiar) lies between 0 and 1, the window holds at least two keys"
+                " per dimension.",
             )
         self.share = share
         self.register_buffer("keys", torch.zeros(window, dim))

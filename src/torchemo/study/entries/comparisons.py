@@ -171,7 +171,7 @@ def _pairs() -> Iterator[tuple[str, str, Expectation]]:
             yield f"{learner}-emo", learner, "shown"
     yield "arml", "maml", "better"
     yield "hsml", "maml", "better"
-    # Slots or gates: what is learned of kinds of tasks without a look at each task's examples.
+    # Slots or gates: two ways to tell kinds of tasks apart.
     for learner in ("hsml", "arml"):
         yield "maml-emo", learner, "shown"
 
