@@ -3,7 +3,9 @@
 ARML and its family come in sizes for a CPU; ``<learner>-published`` has the published ones, for pictures
 of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates, for comparison with it.
 ``-emo`` is the reading we use ourselves: the consolidating memory with keys from plain statistics of the
-support set that learn to recognise their own task.
+support set that learn to recognise their own task. On pictures its slots hold scales and shifts of
+normalisation layers alone, and a fifth of the training tasks go without recall: whole networks learn
+training classes by heart (docs/findings.md).
 """
 
 import difflib
@@ -70,8 +72,10 @@ _OURS = EMOConfig(
     key=KeyConfig(network="learned_statistics", training="self_recognition"),
     retrieval=RetrievalConfig(k=None),
     aggregator=AggregatorConfig(kind="sum"),
-    value=ValueConfig(content="meta"),
+    value=ValueConfig(content="meta", tensors="norm", recall_dropout=0.2),
 )
+_ALL_TENSORS = replace(_OURS.value, tensors="all", recall_dropout=0.0)
+"""For networks without normalisation layers."""
 
 _PAPER = EMOConfig(
     memory=MemoryConfig(capacity=100),
@@ -116,7 +120,8 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
             raise ConfigError(f"preset '{name}' is for pictures.", hint=f"Use '{base}'.")
         config = _published(config, base, n_shot)
     if name.endswith("-emo"):
-        config = replace(config, emo=_OURS)
+        whole = regression or base == "musml"  # MUSML remembers coordinates
+        config = replace(config, emo=replace(_OURS, value=_ALL_TENSORS) if whole else _OURS)
     elif name.endswith("-emo-paper"):
         config = _literal(config, base, n_shot)
     if regression:

@@ -95,7 +95,10 @@ def plan(
         seeds: Training seeds; those of the scale by default.
         options: Options of every run on top of everything else.
     """
-    cells = _chosen([_checked(cell) for cell in entry.cells(scale)], chosen, entry)
+    cells = [_checked(cell) for cell in entry.cells(scale)]
+    if scale.base_rates:
+        cells = _sharing(cells)
+    cells = _chosen(cells, chosen, entry)
     extra: list[Cell] = []
     if controls and entry.measure == "score":
         for cell in cells:
@@ -145,8 +148,21 @@ def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[
             f"{entry.name} has no cell like {', '.join(patterns)}.",
             hint=f"It has: {', '.join(cell.name for cell in cells)}.",
         )
-    needed = {cell.of for cell in found}  # they take the rates of these
-    return [cell for cell in cells if cell in found or cell.name in needed]
+    of = {cell.name: cell.of for cell in cells if cell.of is not None}
+    needed = {cell.name for cell in found}
+    while more := {of[name] for name in needed if name in of} - needed:
+        needed |= more  # they take the rates of these, which may take those of others
+    return [cell for cell in cells if cell.name in needed]
+
+
+def _sharing(cells: list[Cell]) -> list[Cell]:
+    """Let learners with our memory take the rates chosen for the learner without, where that is a cell."""
+    plain = [c for c in cells if c.role == "base" and c.of is None and not c.options]
+    base = {(f"{c.preset}-emo", c.world, c.n_shot): c.name for c in plain}
+    return [
+        replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot))) if c.role == "emo" else c
+        for c in cells
+    ]
 
 
 def _checked(cell: Cell) -> Cell:

@@ -34,6 +34,8 @@ class Scale:
         grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
         own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns
             them from a range, MUSML's move coordinates in which all weights move together.
+        base_rates: Whether learners with our memory take the rates chosen for the learner without, which
+            can only be to their disadvantage and saves a grid each.
         seeds: Training seeds.
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).
@@ -55,6 +57,7 @@ class Scale:
     image_size: int
     grid: tuple[tuple[str, ...], ...]
     own_grids: MappingProxyType[str, tuple[tuple[str, ...], ...]]
+    base_rates: bool
     seeds: tuple[int, ...]
     test_tasks: int
     protocol: Literal["standard", "paper"]
@@ -69,6 +72,12 @@ class Scale:
     def regression(self) -> bool:
         """Whether the tasks are regression."""
         return self.tasks == "regression"
+
+    @property
+    def iterations(self) -> int:
+        """Outer steps of a run."""
+        steps = next(option for option in self.options if option.startswith("train.iterations="))
+        return int(steps.split("=")[1])
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -134,6 +143,7 @@ _SMOKE = Scale(
     image_size=16,
     grid=_rates((0.05, 1e-3), (0.2, 1e-3)),
     own_grids=MappingProxyType({"meta-sgd": _ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3))}),
+    base_rates=False,
     seeds=(0, 1),
     test_tasks=12,
     protocol="standard",
@@ -181,6 +191,7 @@ _CPU = replace(
             )
         }
     ),
+    base_rates=True,
     seeds=(0, 1, 2),
     test_tasks=1000,
     diagnosed=100,
@@ -214,6 +225,7 @@ _PAPER = replace(
         tiered=("tieredimagenet",),
     ),
     image_size=84,
+    base_rates=False,
     protocol="paper",
     capacities=(0, 20, 50, 100, 200, 500, 1000, 10000),
     neighbours=(0, 5, 10, 15, 20, 25, 30, 35),
@@ -263,6 +275,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
             grid=_POINT_RATES,
             own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES, "musml": _COORDINATE_RATES}),
+            base_rates=False,
             longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
             costs=MappingProxyType({}),
             seconds=0.02,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchemo.study import published
+from torchemo.study.entries.methods import LEARNERS as TUNED
 from torchemo.study.entries.methods import suffix
 from torchemo.study.entry import Cell, Contrast, Entry, Expectation
 from torchemo.study.scales import Scale
@@ -26,9 +27,6 @@ WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 TEXTURES = "outside textures"
 IN_EQUAL_TIME = " in equal time"
 LONGER = " longer"
-
-_STEPS = 1500
-"""Outer steps of every method where there is a comparison in equal CPU time, and MAML's budget there."""
 
 _FULL_SIZES: dict[str, tuple[str, ...]] = {
     "arml": ("learner.task_dim=128",),
@@ -90,6 +88,7 @@ def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
 
 def _in_equal_time(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
     """Train once more, with its rates, for as many steps as take the CPU time of MAML's."""
+    steps = scale.iterations
     for cell in cells:
         cost = scale.costs.get(cell.preset, 1.0)
         if cost != 1.0:
@@ -97,7 +96,7 @@ def _in_equal_time(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
                 cell,
                 name=cell.name + IN_EQUAL_TIME,
                 title=f"{cell.title}, in MAML's CPU time",
-                options=_steps(round(_STEPS / cost)),
+                options=_steps(round(steps / cost)),
                 tests=(),
                 of=cell.name,
             )
@@ -112,8 +111,6 @@ def _steps(count: int) -> tuple[str, ...]:
 
 
 def _sizes(preset: str, scale: Scale) -> tuple[str, ...]:
-    if scale.costs:
-        return _steps(_STEPS)
     learner = preset.removesuffix("-paper").removesuffix("-emo")
     return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
@@ -126,12 +123,10 @@ def _textures(scale: Scale) -> tuple[str, ...]:
 def _rates_of(preset: str, scale: Scale, n_shot: int) -> str | None:
     """On two cores a grid for each of so many methods would take days: on pictures all take MAML's rates.
 
-    Meta-SGD has other rates, drawn from a range; MAML with memory has chosen its own for T1.
+    ANIL and Meta-SGD have chosen theirs for T1 (and each with memory takes those of its base).
     """
-    own = preset.removesuffix("-emo") in ("maml", "meta-sgd")
-    return (
-        None if own or scale.regression or scale.name != "cpu" else _name("maml", "mixed", n_shot)
-    )
+    own = preset.removesuffix("-emo") in TUNED
+    return None if own or not scale.base_rates else _name("maml", "mixed", n_shot)
 
 
 def _contrasts(scale: Scale, n_shot: int) -> tuple[Contrast, ...]:

@@ -35,19 +35,19 @@ _CONSOLIDATED = {
 }
 """Each changes one thing about our reading, and keeps its rates."""
 
-_NORM = ("emo.value.tensors=norm",)
-_SCALES_ONLY = {
-    "scales and shifts": ("of scales and shifts only", _NORM),
-    "light": (
-        "of scales and shifts only, a fifth of the tasks without recall",
-        (*_NORM, "emo.value.recall_dropout=0.2"),
+_NO_DROPOUT = ("emo.value.recall_dropout=0.0",)
+_ALL_TENSORS = {
+    "scales and shifts": ("no task without recall", _NO_DROPOUT),
+    "all tensors": (
+        "all tensors, no task without recall",
+        (*_NO_DROPOUT, "emo.value.tensors=all"),
     ),
 }
-"""The same, for networks with normalisation layers."""
+"""The same on pictures, where our slots hold scales and shifts only and a fifth of the tasks go without."""
 
 
 def _changes(scale: Scale) -> dict[str, tuple[str, tuple[str, ...]]]:
-    return _CONSOLIDATED if scale.regression else {**_CONSOLIDATED, **_SCALES_ONLY}
+    return _CONSOLIDATED if scale.regression else {**_CONSOLIDATED, **_ALL_TENSORS}
 
 
 def _cells(scale: Scale) -> tuple[Cell, ...]:

@@ -46,13 +46,12 @@ def _own_worlds(scale: Scale) -> list[str]:
 
 def _longer(base: Cell, scale: Scale) -> Cell:
     """Give a base learner, with its own rates, more outer steps: memory takes time too."""
-    steps = next(o for o in scale.options if o.startswith("train.iterations="))
     times = scale.longer[base.preset]
     return replace(
         base,
         name=f"{base.name} longer",
         title=f"{base.title}, {times:g} times the outer steps",
-        options=(*base.options, f"train.iterations={round(int(steps.split('=')[1]) * times)}"),
+        options=(*base.options, f"train.iterations={round(scale.iterations * times)}"),
         tests=(),
         of=base.name,
     )
