@@ -10,7 +10,6 @@ from PIL import Image
 
 from torchemo import adaptation
 from torchemo.adaptation import answer_folder, query_pictures
-from torchemo.build import TaskShape
 from torchemo.config import (
     AggregatorConfig,
     DataConfig,
@@ -29,7 +28,7 @@ from torchemo.rng import generator_for
 from torchemo.scoring import memory_digest
 from torchemo.step import predict
 from torchemo.trained import Trained
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 SIZE = 16
 SHAPE = TaskShape("classification", (3, SIZE, SIZE), 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchemo.aggregators import AGGREGATORS
-from torchemo.build import TaskShape, build_emo, build_learner, remembered_shapes
+from torchemo.build import build_emo, remembered_shapes
 from torchemo.config import (
     AggregatorConfig,
     EMOConfig,
@@ -20,10 +20,11 @@ from torchemo.controllers import CONTROLLERS
 from torchemo.errors import ConfigError
 from torchemo.inner import RULES
 from torchemo.learners import LEARNERS
+from torchemo.learners.build import build_learner
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step
 from torchemo.tree import expand
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 IMAGES = TaskShape("classification", (3, 16, 16), 3)
 POINTS = TaskShape("regression", (1,), 1, n_shot=5)

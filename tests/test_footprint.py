@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchemo.build import TaskShape
 from torchemo.config import (
     DataConfig,
     EMOConfig,
@@ -22,7 +21,7 @@ from torchemo.experiment import build_trainer
 from torchemo.footprint import footprint
 from torchemo.memory_state import saved
 from torchemo.source import RegressionTasks, open_source
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 SLOTS = 3
 POINTS = RunConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchemo import heads, step
-from torchemo.build import TaskShape, build_emo
+from torchemo.build import build_emo
 from torchemo.config import (
     AggregatorConfig,
     EMOConfig,
@@ -18,7 +18,7 @@ from torchemo.config import (
 from torchemo.learners import InnerLoop, MetaSGD, ProtoMAML, Reptile, anil
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step, predict
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 WAY, TASKS = 3, 3
 LOOP = InnerLoop(Conv4(WAY, image_size=16, filters=4), steps=2)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from torchemo.aggregators import Sum
-from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.data.episodes import EpisodeSpec, sample_episodes
 from torchemo.data.load import load
@@ -17,13 +16,14 @@ from torchemo.emo import EMO
 from torchemo.encoders import class_means
 from torchemo.evaluate import batches, evaluate
 from torchemo.learners import LEARNERS
+from torchemo.learners.build import build_learner
 from torchemo.memory import EpisodicMemory
 from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.stats import mean_interval
 from torchemo.train import OuterConfig, Trainer
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 N_WAY = 4
 OMNIGLOT = Path(os.environ.get("TORCHEMO_DATA") or "") / "omniglot28.npz"

@@ -13,15 +13,16 @@ import pytest
 import torch
 from beartype.door import is_bearable
 
-from torchemo.build import TaskShape, build_emo, build_learner
+from torchemo.build import build_emo
 from torchemo.config import EMOConfig, LearnerConfig
 from torchemo.data.episodes import EpisodeSpec
 from torchemo.inner import task_gradients
+from torchemo.learners.build import build_learner
 from torchemo.losses import cross_entropy
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step
 from torchemo.train import OuterConfig
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")

@@ -9,15 +9,17 @@ import torch
 from torch.nn.functional import normalize
 
 from torchemo.aggregators import Sum
-from torchemo.build import TaskShape, build_emo, build_learner
+from torchemo.build import build_emo
 from torchemo.config import EMOConfig, KeyConfig, LearnerConfig, MemoryConfig, RetrievalConfig
 from torchemo.controllers import CONTROLLERS
 from torchemo.emo import EMO
 from torchemo.errors import ConfigError
+from torchemo.learners.build import build_learner
 from torchemo.memory import EpisodicMemory
 from torchemo.models import MLP
 from torchemo.retrieval import Retrieval
 from torchemo.search import ApproximateIndex, ExactIndex
+from torchemo.types import TaskShape
 
 DIM, SLOTS = 8, 600
 

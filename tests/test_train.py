@@ -7,14 +7,15 @@ import torch
 
 from tests.laws.cases import make_emo, make_episode, make_learner
 from torchemo import train
-from torchemo.build import TaskShape, build_emo, build_learner
+from torchemo.build import build_emo
 from torchemo.config import EMOConfig, KeyConfig, LearnerConfig, MemoryConfig, ValueConfig
 from torchemo.errors import ConfigError, Diverged
+from torchemo.learners.build import build_learner
 from torchemo.models import MLP, Conv4
 from torchemo.recognition import SelfRecognition
 from torchemo.step import outer_step
 from torchemo.train import OuterConfig, Trainer
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 
 def trainer(case="maml", emo=None, **options):

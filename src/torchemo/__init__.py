@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from torchemo.aggregators import GateTransformer as GateTransformer
     from torchemo.aggregators import Mean as Mean
     from torchemo.aggregators import Sum as Sum
-    from torchemo.build import TaskShape as TaskShape
     from torchemo.build import build_emo as build_emo
-    from torchemo.build import build_learner as build_learner
     from torchemo.config import EMOConfig as EMOConfig
     from torchemo.config import LearnerConfig as LearnerConfig
     from torchemo.controllers import FIFO as FIFO
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from torchemo.learners import ProtoMAML as ProtoMAML
     from torchemo.learners import Reptile as Reptile
     from torchemo.learners import anil as anil
+    from torchemo.learners.build import build_learner as build_learner
     from torchemo.memory import EpisodicMemory as EpisodicMemory
     from torchemo.models import MLP as MLP
     from torchemo.models import Conv4 as Conv4
@@ -46,10 +45,11 @@ if TYPE_CHECKING:
     from torchemo.step import predict as predict
     from torchemo.train import Trainer as Trainer
     from torchemo.types import Episode as Episode
+    from torchemo.types import TaskShape as TaskShape
 
 _HOME = {
     "aggregators": ("CoordinateTransformer", "GateTransformer", "Gated", "Mean", "Sum"),
-    "build": ("TaskShape", "build_emo", "build_learner"),
+    "build": ("build_emo",),
     "config": ("EMOConfig", "LearnerConfig"),
     "controllers": ("FIFO", "LRU", "Clock"),
     "emo": ("EMO",),
@@ -59,13 +59,14 @@ _HOME = {
     "inner": ("adapt",),
     "interop": ("apply_", "for_module"),
     "learners": ("MAML", "InnerLoop", "MAMLPlusPlus", "MetaSGD", "ProtoMAML", "Reptile", "anil"),
+    "learners.build": ("build_learner",),
     "memory": ("EpisodicMemory",),
     "models": ("MLP", "Conv4", "ResNet12", "lift"),
     "policy": ("Policy",),
     "retrieval": ("Retrieval",),
     "step": ("outer_step", "predict"),
     "train": ("Trainer",),
-    "types": ("Episode",),
+    "types": ("Episode", "TaskShape"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
-from torchemo.build import TaskShape, build_emo, build_learner
+from torchemo.build import build_emo
 from torchemo.config import ModelConfig, RunConfig
 from torchemo.errors import ConfigError
+from torchemo.learners.build import build_learner
 from torchemo.models import MLP, Conv4, ResNet12
 from torchemo.recognition import SelfRecognition
 from torchemo.source import TaskSource, open_source
 from torchemo.train import Trainer
-from torchemo.types import Model
+from torchemo.types import Model, TaskShape
 
 
 class Experiment(NamedTuple):

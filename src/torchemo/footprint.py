@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import torch
 
-from torchemo.build import TaskShape, remembered_shapes
+from torchemo.build import remembered_shapes
 from torchemo.config import EMOConfig
 from torchemo.emo import EMO
 from torchemo.learners.meta_sgd import RATE
 from torchemo.train import Trainer
 from torchemo.tree import detach
-from torchemo.types import Batch
+from torchemo.types import Batch, TaskShape
 
 _LEDGER_BYTES = 5 * 8 + 1
 """Times, generation and recalls of a slot, and its reference bit."""

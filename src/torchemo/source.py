@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast, final, runtime_checkable
 
-from torchemo.build import TaskShape
 from torchemo.config import DataConfig
 from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
 from torchemo.data.index import SPLITS, ClassIndex, merge
@@ -13,7 +12,7 @@ from torchemo.data.load import load, splits_for
 from torchemo.data.procedural import procedural
 from torchemo.data.regression import FAMILIES, Group, RegressionSpec, sample_regression
 from torchemo.errors import ConfigError
-from torchemo.types import Episode
+from torchemo.types import Episode, TaskShape
 
 PROCEDURAL = "procedural"
 REGRESSION = "regression:"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from torchemo.build import TaskShape
 from torchemo.config import DataConfig, RunConfig
 from torchemo.data.index import SPLITS
 from torchemo.errors import CheckpointError, ConfigError, DataError
@@ -15,6 +14,7 @@ from torchemo.runs.folder import RunFolder
 from torchemo.source import open_source
 from torchemo.toml import load
 from torchemo.train import Trainer
+from torchemo.types import TaskShape
 
 
 def read_config(root: Path) -> RunConfig:

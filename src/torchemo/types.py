@@ -6,7 +6,7 @@ per-task parameters are ``[B, *shape]``.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -149,3 +149,33 @@ class Model(Protocol):
             sink: Where to put this batch's normalisation statistics, ``{buffer name: [B, ...]}``.
         """
         ...
+
+
+@final
+@dataclass(frozen=True)
+class TaskShape:
+    """What the tasks look like, as far as parts must know.
+
+    Args:
+        kind: Classification (cross-entropy) or regression (squared error).
+        x: Shape of one input.
+        n_out: Classes of a task, or dimension of a regression target.
+        n_shot: Support examples per class, or in all for regression.
+        n_query: Queries per class, or in all for regression.
+    """
+
+    kind: Literal["classification", "regression"]
+    x: tuple[int, ...]
+    n_out: int
+    n_shot: int = 1
+    n_query: int = 15
+
+    @property
+    def support(self) -> int:
+        """Number of support examples of a task, N K."""
+        return self.n_shot * (self.n_out if self.kind == "classification" else 1)
+
+    @property
+    def n_way(self) -> int | None:
+        """Number of classes; None for regression."""
+        return self.n_out if self.kind == "classification" else None

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from torchemo.aggregators import AGGREGATORS
 from torchemo.aggregators.build import build_aggregator
-from torchemo.build import TaskShape, build_learner, remembered_shapes
+from torchemo.build import remembered_shapes
 from torchemo.config import AggregatorConfig, EMOConfig, LearnerConfig, MemoryConfig, ValueConfig
 from torchemo.consolidation import SlotAdam
 from torchemo.emo import EMO
 from torchemo.encoders import TransformerKey
 from torchemo.inner import RULES
 from torchemo.learners import LEARNERS, Learner
+from torchemo.learners.build import build_learner
 from torchemo.learners.learner import Staged, learned
 from torchemo.learners.tsa_maml import SOLUTIONS
 from torchemo.memory import EpisodicMemory
@@ -27,7 +28,7 @@ from torchemo.models import MLP, Conv4
 from torchemo.policy import Policy
 from torchemo.retrieval import Retrieval
 from torchemo.step import OuterStep, outer_step
-from torchemo.types import Batch, Episode, Model, Params
+from torchemo.types import Batch, Episode, Model, Params, TaskShape
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
 MODEL = MLP(N_WAY, n_in=N_IN, hidden=(4,), initializer="kaiming", activation="tanh")

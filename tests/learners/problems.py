@@ -3,14 +3,14 @@
 import torch
 
 from tests.laws.cases import MODEL, make_episode, make_params
-from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.inner import SGD
 from torchemo.learners import MAML, InnerLoop
+from torchemo.learners.build import build_learner
 from torchemo.learners.learner import network_names
 from torchemo.models import MLP
 from torchemo.tree import select
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 LOOP = InnerLoop(MODEL, steps=2, rule=SGD(0.5))
 POINTS = TaskShape("regression", (2,), 1, n_shot=6)

@@ -14,19 +14,19 @@ from tests.learners.problems import (
     vectors,
     with_maml,
 )
-from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.encoders import class_means
 from torchemo.errors import ConfigError
 from torchemo.learners import ARML, HSML, TaskGated
 from torchemo.learners.arml import relations
+from torchemo.learners.build import build_learner
 from torchemo.learners.learner import scoped
 from torchemo.learners.parts import ImageEmbedding, PointEmbedding, soft_assignment
 from torchemo.learners.task_gated import GATE, TASK
 from torchemo.models import MLP, Conv4
 from torchemo.presets import preset
 from torchemo.step import outer_step, predict
-from torchemo.types import Batch, Episode
+from torchemo.types import Batch, Episode, TaskShape
 
 READERS = ("arml", "hsml")
 SMALL = {"task_dim": 3, "vertices": 2, "tree": (3, 2)}

@@ -7,7 +7,6 @@ import torch
 
 from tests.laws.cases import MODEL, N_WAY, double, make_emo, make_episode, make_params
 from tests.models.oracles import REFUSALS
-from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.emo import Bound
 from torchemo.errors import ConfigError
@@ -23,12 +22,13 @@ from torchemo.learners import (
     boil,
     fomaml,
 )
+from torchemo.learners.build import build_learner
 from torchemo.learners.maml_plus_plus import step_weights
 from torchemo.losses import cross_entropy
 from torchemo.models import MLP, Conv4
 from torchemo.step import outer_step, predict
 from torchemo.tree import expand
-from torchemo.types import Batch, Episode, Start
+from torchemo.types import Batch, Episode, Start, TaskShape
 
 LOOP = InnerLoop(MODEL, steps=2, rule=SGD(0.5))
 

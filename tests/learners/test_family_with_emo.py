@@ -9,7 +9,7 @@ from torch import nn
 from tests.learners.problems import PICTURES, POINTS, point_episode, points
 from tests.learners.test_tsa_maml import tasks
 from torchemo.aggregators import Gated, Sum
-from torchemo.build import build_emo, build_learner
+from torchemo.build import build_emo
 from torchemo.config import (
     AggregatorConfig,
     EMOConfig,
@@ -22,6 +22,7 @@ from torchemo.config import (
 )
 from torchemo.emo import EMO
 from torchemo.errors import ConfigError
+from torchemo.learners.build import build_learner
 from torchemo.learners.learner import network_names
 from torchemo.memory import EpisodicMemory
 from torchemo.models import Conv4

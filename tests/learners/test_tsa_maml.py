@@ -7,11 +7,11 @@ import torch
 
 from tests.learners.problems import LINE, POINTS, point_episode
 from tests.test_runner import config, final_state, log, stop_after
-from torchemo.build import build_learner
 from torchemo.config import LearnerConfig, MemoryConfig, OuterConfig
 from torchemo.data.regression import RegressionSpec, sample_regression
 from torchemo.errors import ConfigError
 from torchemo.learners import MAML, TSAMAML, InnerLoop
+from torchemo.learners.build import build_learner
 from torchemo.learners.learner import network_names
 from torchemo.learners.tsa_maml import CENTRES, COLLECTED, COUNT, PENDING, SOLUTIONS
 from torchemo.losses import mean_squared_error

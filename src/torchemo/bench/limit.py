@@ -10,8 +10,8 @@ from torchemo.bench.clock import Spread, Variant, interleave, seconds_per_call, 
 from torchemo.bench.peers import peer_makers
 from torchemo.bench.step import OURS, our_step
 from torchemo.bench.work import Work
-from torchemo.build import build_learner
 from torchemo.config import LearnerConfig
+from torchemo.learners.build import build_learner
 from torchemo.models import ResNet12
 from torchemo.step import outer_step
 

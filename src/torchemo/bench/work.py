@@ -6,12 +6,12 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from torchemo.build import TaskShape, build_learner
 from torchemo.config import LearnerConfig
 from torchemo.learners import Learner
+from torchemo.learners.build import build_learner
 from torchemo.models import Conv4
 from torchemo.rng import generator_for
-from torchemo.types import Batch, Episode, Params
+from torchemo.types import Batch, Episode, Params, TaskShape
 
 EPS = 1e-3
 """Added to variances, ours and everybody's."""

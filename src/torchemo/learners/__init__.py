@@ -33,7 +33,7 @@ LEARNERS = {
     "musml": MUSML,
     "bmg": BMG,
 }
-"""Every learner by name; `torchemo.build.build_learner` makes one.
+"""Every learner by name; `torchemo.learners.build.build_learner` makes one.
 
 ARML and HSML are readers of tasks for `TaskGated`, BMG goes over another learner.
 """
