@@ -10,6 +10,7 @@ from torchemo.errors import ConfigError
 from torchemo.presets import preset
 from torchemo.study.controls import CONTROLS, control_options
 from torchemo.study.entries import ENTRIES, entry_of
+from torchemo.study.entries.comparisons import TRAINED_LONGER
 from torchemo.study.plan import minutes, plan, run_id
 from torchemo.study.scales import SCALES, SEEN, scale_of
 
@@ -141,8 +142,10 @@ def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_texture
     assert {study.config(cell, {}).train.iterations for cell in plain} == {2500}
     points = plan(entry_of("T7"), scale_of("cpu", "regression"), controls=False)
     follow = {cell.name: cell.of for cell in points.cells if cell.of is not None}
-    assert follow == {"maml longer": "maml", "hsml longer": "hsml"}
-    assert ("hsml longer", "maml longer") in {(c.cell, c.against) for c in points.contrasts}
+    assert follow == {f"{name} longer": name for name in TRAINED_LONGER}
+    pairs = {(c.cell, c.against) for c in points.contrasts}
+    assert ("hsml longer", "maml longer") in pairs
+    assert ("maml-emo on surfaces longer", "maml on surfaces longer") in pairs
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 TEXTURES = "outside textures"
 IN_EQUAL_TIME = " in equal time"
 LONGER = " longer"
+LONGER_PAIRS = {
+    "maml": ("maml-emo", "hsml"),
+    "maml on surfaces": ("maml-emo on surfaces", "arml on surfaces"),
+}
+"""Learners that are also trained far longer on regression, and what is set against them."""
+TRAINED_LONGER = {*LONGER_PAIRS, *(name for names in LONGER_PAIRS.values() for name in names)}
 
 _FULL_SIZES: dict[str, tuple[str, ...]] = {
     "arml": ("learner.task_dim=128",),
@@ -73,15 +79,18 @@ def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
 
 
 def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
-    """Train MAML and HSML five times as long on curves: do their errors come nearer to the published?"""
+    """Train five times as long: do errors come nearer to the published, and is a memory's gain left?"""
     if scale.regression and scale.name == "cpu":
         for cell in cells:
-            if cell.name in ("maml", "hsml"):
+            if cell.name in TRAINED_LONGER:
                 yield replace(
                     cell,
                     name=cell.name + LONGER,
                     title=f"{cell.title}, 5 times the outer steps",
-                    options=("train.iterations=10000", "train.validate_every=2000"),
+                    options=(
+                        f"train.iterations={5 * scale.iterations}",
+                        f"train.validate_every={scale.iterations}",
+                    ),
                     of=cell.name,
                 )
 
@@ -136,9 +145,14 @@ def _contrasts(scale: Scale, n_shot: int) -> tuple[Contrast, ...]:
         for cell, base, expect in _pairs()
         for contrast in _both(scale, world, n_shot, cell, base, expect)
     )
-    longer = Contrast("hsml longer vs maml longer", f"hsml{LONGER}", f"maml{LONGER}")
-    there = scale.regression and scale.name == "cpu" and n_shot == 1
-    return (*found, longer) if there else found
+    if not (scale.regression and scale.name == "cpu" and n_shot == 1):
+        return found
+    longer = (
+        Contrast(f"{name}{LONGER} vs {base}{LONGER}", f"{name}{LONGER}", f"{base}{LONGER}")
+        for base, names in LONGER_PAIRS.items()
+        for name in names
+    )
+    return (*found, *longer)
 
 
 def _both(
