@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.test_paper_ledger import literal_reading
+from torchemo.build import remembered_shapes
 from torchemo.config import DataConfig, ModelConfig
 from torchemo.errors import ConfigError
 from torchemo.experiment import build_trainer
@@ -45,6 +46,17 @@ def test_every_preset_of_ours_takes_outer_steps_on_regression(name):
     for i in range(2):
         report = trainer.step(source.sample("train", seed=0, start=4 * i, count=4))
         assert report.losses.isfinite().all()
+
+
+def test_on_pictures_our_slots_hold_scales_and_shifts_and_elsewhere_all_that_is_learned(pictures):
+    small = replace(preset("maml-emo"), model=ModelConfig(filters=2))
+    learner = build_trainer(small, pictures.shape).learner
+    remembered = set(remembered_shapes(small.emo, learner))
+    assert remembered == set(learner.loop.model.norm)
+    assert small.emo.value.recall_dropout == 0.2
+    for whole in (preset("maml-emo", regression=True), preset("musml-emo")):
+        assert whole.emo.value.tensors == "all"
+        assert whole.emo.value.recall_dropout == 0.0
 
 
 def test_published_sizes_are_refused_for_regression():

@@ -148,6 +148,16 @@ def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_texture
     assert ("maml-emo on surfaces longer", "maml on surfaces longer") in pairs
 
 
+def test_on_pictures_our_memory_takes_the_rates_of_its_base_and_the_literal_one_its_own():
+    pictures, points = scale_of("cpu", "pictures"), scale_of("cpu", "regression")
+    for entry in ("T1", "T2", "F2"):
+        of = {cell.name: cell.of for cell in plan(entry_of(entry), pictures, controls=False).cells}
+        assert of["maml-emo"] == "maml"
+        assert of["maml-emo-paper"] is None
+        of = {cell.name: cell.of for cell in plan(entry_of(entry), points, controls=False).cells}
+        assert of["maml-emo"] is None
+
+
 @pytest.mark.parametrize(
     ("preset", "rate"),
     [("maml", "inner_lr=0.003"), ("musml", "inner_lr=0.0003"), ("meta-sgd", "rate_init=")],
