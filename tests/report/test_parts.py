@@ -213,6 +213,9 @@ def test_one_huge_interval_does_not_hide_the_others():
     scaled = str(forest(rows, name="f", alt="a", x="difference", zero=True))
     assert "log beyond ±0.7" in scaled
     assert "math" not in scaled  # ticks are plain numbers
+    rows[-1] = Interval("large", 30.0, -40.0, 70.0)
+    large = str(forest(rows, name="f", alt="a", x="difference", zero=True))
+    assert {"-10", "-1", "0", "1", "10"} <= set(re.findall(r">([-\d]+)<", large))
 
 
 def test_numbers_that_are_not_finite_are_left_out_of_curves():

@@ -25,6 +25,8 @@ MAX_NUMBERED = 16
 
 DWARFING = 50
 """An interval that reaches this many times as far as the typical difference hides the others."""
+FEW_POWERS = 2
+"""Powers of ten on either side of zero that have room for a number each."""
 
 
 class Line(NamedTuple):
@@ -157,7 +159,8 @@ def forest(
             powers = [
                 10.0**k for k in range(math.ceil(math.log10(typical)), 1 + int(math.log10(far)))
             ]
-            ticks = [*(-p for p in powers[::2][::-1]), 0.0, *powers[::2]]
+            shown = powers[:: 1 if len(powers) <= FEW_POWERS else 2]
+            ticks = [*(-p for p in shown[::-1]), 0.0, *shown]
             axes.set_xscale("symlog", linthresh=typical)
             axes.set_xticks(ticks, [f"{at:g}" for at in ticks], minor=False)
             axes.set_xticks([], minor=True)
