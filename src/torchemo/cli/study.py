@@ -242,21 +242,26 @@ class Reproducibility:
     """Folder of records."""
     out: Path = Path("REPRODUCIBILITY.md")
     """The file."""
-    pages: tuple[Path, ...] = (Path("docs/findings.md"),)
-    """Pages whose tables are made anew, where they are there."""
+    pages: tuple[Path, ...] = (Path("docs/findings.md"), Path("README.md"))
+    """Pages whose tables and figures are made anew, where they are there."""
     json: bool = False
     """Print its path as JSON."""
 
     def run(self) -> int:
         """Run the command."""
         from torchemo.study.inserts import with_tables
+        from torchemo.study.memory_figures import linked_figures
         from torchemo.study.reproducibility import reproducibility
 
         written = {self.out: reproducibility(self.records)}
+        figures: dict[Path, str] = {}
         for page in self.pages:
             if page.is_file():
                 written[page] = with_tables(page.read_text(encoding="utf-8"), self.records)
+                figures |= linked_figures(written[page], page.parent, self.records)
+        written |= figures
         for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         if self.json:
             print_json({"reproducibility": str(self.out), "pages": [str(p) for p in written][1:]})

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgba
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -271,9 +272,12 @@ def _log_axis(axes: Axes, shown: Sequence[Line]) -> None:
     bottoms = [v for line in shown for v in line.y]
     bottom, top = min(bottoms) / 1.6, min(max(tops), 4 * max(bottoms)) * 1.2
     axes.set_ylim(bottom, top)
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(plain)
-    narrow = top < 80 * bottom
-    axes.yaxis.set_minor_formatter(
+    plain_ticks(axes.yaxis, narrow=top < 80 * bottom)
+
+
+def plain_ticks(axis: Axis, *, narrow: bool) -> None:
+    """Number a logarithmic axis with plain numbers; a narrow one also between the powers of ten."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(
         FuncFormatter(lambda v, _: f"{v:g}" if narrow and f"{v:e}"[0] in "25" else "")
     )

@@ -101,11 +101,15 @@ def draw(
 
 
 def standalone(figure: Markup) -> str:
-    """Turn a figure of a page into a file of its own: colours of the page become colours of ours."""
+    """Turn a figure of a page into a file of its own: colours of the page become colours of ours.
+
+    It has a ground of its own, so that it can be read on a dark page too.
+    """
     text = str(figure)
     for colour, variable in _VARIABLES.items():
         text = text.replace(variable, colour)
-    style = '<style>text { font-family: "DejaVu Sans", sans-serif }</style>'
+    fonts = 'text { font-family: "DejaVu Sans", sans-serif }'
+    style = f"<style>svg {{ background: {PAPER} }} {fonts}</style>"
     head, body = text.split(">", 1)
     spaces = 'xmlns="http://www.w3.org/2000/svg"'
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head} {spaces}>{style}{body}\n'

@@ -1,13 +1,25 @@
 """Drawings that our figures and the paper's share: a matrix of sets, a sweep over sizes, lines over steps."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from torchemo.report.figures import Line, lines, wide_range
-from torchemo.report.svg import INK, SERIES, WIDTH, draw
+from torchemo.report.figures import Line, lines, plain_ticks, wide_range
+from torchemo.report.svg import GRID, INK, MUTED, SERIES, WIDTH, draw
+
+WIDE = 8
+"""Errors that differ by more than this factor are drawn on a logarithmic axis."""
+
+
+class Pair(NamedTuple):
+    """Scores of a learner without and with memory, one per seed."""
+
+    label: str
+    without: Sequence[float]
+    given: Sequence[float]
 
 
 def matrix(
@@ -82,3 +94,37 @@ def by_tensor(shown: Sequence[tuple[str, dict[str, float]]], *, name: str, y: st
         axes.set_ylabel(y)
 
     return draw(drawing, name=name, alt=f"{y} by tensor.", size=(WIDTH, 3.4), legend=True)
+
+
+def with_and_without(pairs: Sequence[Pair], *, name: str, x: str, higher_is_better: bool) -> Markup:
+    """Draw what memory changes: a learner per line, means as large dots, seeds as small ones."""
+    values = [value for pair in pairs for value in (*pair.without, *pair.given)]
+    log = not higher_is_better and max(values) > WIDE * min(values)
+
+    def drawing(axes: Axes) -> None:
+        places = list(range(len(pairs)))[::-1]
+        for place, pair in zip(places, pairs, strict=True):
+            means = [sum(scores) / len(scores) for scores in (pair.without, pair.given)]
+            axes.plot(means, [place, place], color=GRID, linewidth=4, zorder=1)
+        without, given = [pair.without for pair in pairs], [pair.given for pair in pairs]
+        for label, colour, scores in (
+            ("without memory", MUTED, without),
+            ("with memory", SERIES[0], given),
+        ):
+            means = [sum(one) / len(one) for one in scores]
+            axes.plot(means, places, "o", color=colour, markersize=8, label=label)
+            for place, one in zip(places, scores, strict=True):
+                axes.plot(one, [place] * len(one), ".", color=INK, markersize=3)
+        axes.set_yticks(places, [pair.label for pair in pairs], color=INK)
+        axes.set_ylim(-0.6, len(pairs) - 0.4)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(x)
+        if log:
+            axes.set_xscale("log")
+            plain_ticks(axes.xaxis, narrow=True)
+        elif not higher_is_better:
+            axes.set_xlim(left=0.0)
+
+    alt = f"{x} of {len(pairs)} learners without and with memory."
+    return draw(drawing, name=name, alt=alt, size=(WIDTH, 1.2 + 0.3 * len(pairs)), legend=True)

@@ -11,6 +11,7 @@ from torchemo.report.svg import short
 from torchemo.report.words import METRICS, Metric
 from torchemo.study.drawings import by_tensor, matrix, over_steps, sweep
 from torchemo.study.entries import ENTRIES
+from torchemo.study.memory_figures import memory_figures
 from torchemo.study.paper_figures import paper_figures
 from torchemo.study.scales import FOUR
 from torchemo.study.verdict import interval_of
@@ -43,6 +44,7 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         return found
     if kind != "forest":
         found += _forest(result, metric)
+    found += memory_figures(result).values()
     return [*found, *_layers(result)]
 
 

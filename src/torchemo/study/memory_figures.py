@@ -1,0 +1,79 @@
+"""What memory changes for each learner of a study: a figure per set of tasks."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from torchemo.errors import DataError
+from torchemo.report.svg import standalone
+from torchemo.report.words import METRICS
+from torchemo.study.drawings import Pair, with_and_without
+from torchemo.study.records import read_result
+from torchemo.study.scales import OWN_WORLDS
+
+FEWEST = 3
+"""Fewer learners than these are told better by a table."""
+
+_LINK = re.compile(r"\((?P<path>[^()\s]*figures/(?P<record>[A-Z]\d-\w+-\w+)-(?P<world>\w+)\.svg)\)")
+
+
+def memory_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
+    """Return by world the caption and the figure of learners that a study has without and with memory."""
+    found = {}
+    for world in dict.fromkeys(cell["world"] for cell in result["cells"]):
+        pairs = _pairs(result, world)
+        if len(pairs) < FEWEST:
+            continue
+        metric = next(
+            METRICS[c["tests"][world]["metric"]] for c in result["cells"] if world in c["tests"]
+        )
+        scaled = [
+            Pair(label, *([metric.scale * v for v in scores] for scores in both))
+            for label, *both in pairs
+        ]
+        where = f" on {OWN_WORLDS[world]}" if world in OWN_WORLDS else ""
+        figure = with_and_without(
+            scaled,
+            name=f"memory-{world}",
+            x=metric.unit,
+            higher_is_better=metric.higher_is_better,
+        )
+        found[world] = (f"Learners without and with memory{where}; small dots are seeds.", figure)
+    return found
+
+
+def linked_figures(page: str, folder: Path, records: Path) -> dict[Path, str]:
+    """Return the figures that a page in ``folder`` links as ``figures/<record>-<world>.svg``, drawn anew.
+
+    Raises:
+        DataError: There is no such record, or too little in it to draw.
+    """
+    found = {}
+    for link in _LINK.finditer(page):
+        drawn = memory_figures(read_result(records / f"{link['record']}.json"))
+        if link["world"] not in drawn:
+            raise DataError(
+                f"{link['record']} has no figure of memory on '{link['world']}'.",
+                hint=f"It has: {', '.join(drawn) or 'none'}.",
+            )
+        found[folder / link["path"]] = standalone(drawn[link["world"]][1])
+    return found
+
+
+def _pairs(result: Mapping[str, Any], world: str) -> list[Pair]:
+    """Return seeds' scores of cells with the same name but for the memory, the best without memory last."""
+    scored = {
+        cell["name"]: (cell, cell["tests"][world]["seed_means"])
+        for cell in result["cells"]
+        if cell["world"] == world and world in cell["tests"]
+    }
+    found = []
+    for name, (cell, without) in scored.items():
+        preset = cell["preset"]
+        _, given = scored.get(name.replace(preset, f"{preset}-emo", 1), (None, None))
+        if cell["role"] == "base" and given is not None:
+            found.append(Pair(cell["title"].split(",")[0], without, given))
+    return sorted(found, key=lambda pair: -sum(pair.without))

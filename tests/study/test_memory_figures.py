@@ -1,0 +1,61 @@
+"""Figures of what memory changes: which learners are paired, what is linked, what is missing."""
+
+import pytest
+
+from tests.study.test_command import ROOT
+from torchemo.errors import DataError
+from torchemo.study.drawings import Pair, with_and_without
+from torchemo.study.memory_figures import linked_figures, memory_figures
+from torchemo.study.records import read_result
+
+RECORD = ROOT / "studies" / "T7-cpu-regression.json"
+
+
+def cell(preset, world="mixed", *, role="base", scores=(1.0, 2.0), suffix=""):
+    title = preset.upper()
+    tests = {world: {"metric": "mse", "seed_means": list(scores)}}
+    return {
+        **{"name": preset + suffix, "preset": preset, "title": title, "role": role},
+        **{"world": world, "tests": tests},
+    }
+
+
+def test_learners_are_paired_by_name_and_world_and_the_worst_comes_first():
+    bases = [cell("maml"), cell("anil", scores=(5.0, 7.0)), cell("bmg"), cell("hsml")]
+    given = [cell(f"{n}-emo", role="emo", scores=(0.5, 0.7)) for n in ("maml", "anil", "bmg")]
+    others = [cell("maml", "surfaces", suffix=" on surfaces"), cell("maml", suffix=" longer")]
+    (drawn,) = memory_figures({"cells": [*bases, *given, *others]}).items()
+    world, (caption, figure) = drawn
+    assert world == "mixed"
+    assert "small dots are seeds" in caption
+    text = str(figure)
+    assert text.index(">ANIL<") < text.index(">MAML<")
+    assert "HSML" not in text  # it has no memory
+    assert "of 3 learners" in text
+
+
+def test_few_learners_are_left_to_the_table():
+    assert memory_figures({"cells": [cell("maml"), cell("maml-emo", role="emo")]}) == {}
+
+
+@pytest.mark.parametrize(("worst", "ticks"), [(2.0, {"0.00", "0.25"}), (50.0, {"1", "10"})])
+def test_errors_start_at_zero_unless_they_differ_by_far(worst, ticks):
+    pairs = [Pair("a", [worst], [1.0]), Pair("b", [2.0], [1.5])]
+    text = str(with_and_without(pairs, name="n", x="error", higher_is_better=False))
+    assert all(f">{tick}<" in text for tick in ticks)
+
+
+def test_the_figures_of_the_pages_are_those_of_the_records():
+    found = {}
+    for page in (ROOT / "README.md", ROOT / "docs" / "findings.md"):
+        found |= linked_figures(page.read_text(), page.parent, ROOT / "studies")
+    assert found
+    for path, text in found.items():
+        assert path.read_text() == text, "run: make reproducibility"
+
+
+def test_a_figure_that_a_record_does_not_have_is_named(tmp_path):
+    assert "mixed" in memory_figures(read_result(RECORD))
+    page = "![a](figures/T7-cpu-regression-nowhere.svg)"
+    with pytest.raises(DataError, match="no figure of memory on 'nowhere'"):
+        linked_figures(page, tmp_path, ROOT / "studies")
