@@ -158,6 +158,13 @@ def test_on_pictures_our_memory_takes_the_rates_of_its_base_and_the_literal_one_
         assert of["maml-emo"] is None
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_rates_are_taken_from_cells_that_are_run(scale):
+    for entry in (e for e in ENTRIES.values() if scale in e.scales):
+        study = plan(entry, SCALES[scale])
+        assert {study.chooser(cell) for cell in study.available} <= set(study.available)
+
+
 @pytest.mark.parametrize(
     ("preset", "rate"),
     [("maml", "inner_lr=0.003"), ("musml", "inner_lr=0.0003"), ("meta-sgd", "rate_init=")],

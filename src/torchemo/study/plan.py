@@ -157,7 +157,7 @@ def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[
 
 def _sharing(cells: list[Cell]) -> list[Cell]:
     """Let learners with our memory take the rates chosen for the learner without, where that is a cell."""
-    plain = [c for c in cells if c.role == "base" and c.of is None and not c.options]
+    plain = [c for c in cells if c.role == "base" and not (c.of or c.options or c.missing)]
     base = {(f"{c.preset}-emo", c.world, c.n_shot): c.name for c in plain}
     return [
         replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot))) if c.role == "emo" else c
