@@ -10,9 +10,6 @@ from matplotlib.axes import Axes
 from torchemo.report.figures import Line, lines, plain_ticks, wide_range
 from torchemo.report.svg import GRID, INK, MUTED, SERIES, WIDTH, draw
 
-WIDE = 8
-"""Errors that differ by more than this factor are drawn on a logarithmic axis."""
-
 
 class Pair(NamedTuple):
     """Scores of a learner without and with memory, one per seed."""
@@ -99,7 +96,7 @@ def by_tensor(shown: Sequence[tuple[str, dict[str, float]]], *, name: str, y: st
 def with_and_without(pairs: Sequence[Pair], *, name: str, x: str, higher_is_better: bool) -> Markup:
     """Draw what memory changes: a learner per line, means as large dots, seeds as small ones."""
     values = [value for pair in pairs for value in (*pair.without, *pair.given)]
-    log = not higher_is_better and max(values) > WIDE * min(values)
+    log = not higher_is_better and wide_range([Line("", range(len(values)), values)])
 
     def drawing(axes: Axes) -> None:
         places = list(range(len(pairs)))[::-1]
