@@ -140,6 +140,6 @@ def test_own_tasks_are_read_after_every_step_and_further_ones_after_the_last(tmp
             (tmp_path / name / world).write_text(json.dumps(about))
     cell = Cell("c", "C", "maml", "base", world="own", tests=("far",))
     folders = tuple(tmp_path / name for name in runs)
-    found = CellRuns(cell, folders, {"own": "own", "far": "far"}, (), ())
+    found = CellRuns(cell, (0, 1), folders, {"own": "own", "far": "far"}, (), ())
     assert read_scores(found, "own").scores.tolist() == [[[1, 2], [3, 4]], [[1, 3], [3, 5]]]
     assert read_scores(found, "far").scores.tolist() == [[[6], [8]], [[9], [10]]]

@@ -14,6 +14,7 @@ from torchemo.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torchemo.study.job import Ended
     from torchemo.study.plan import Study
+    from torchemo.study.run import StudyRun
 
 OUT = Path("runs/studies")
 RECORDS = Path("studies")
@@ -105,7 +106,6 @@ class RunStudy:
         from torchemo.study.run import StudyRun, Watch
 
         task_workers()  # with --jobs 1 the runs are in this process
-        given = self.data or os.environ.get("TORCHEMO_DATA")
         results, failures = [], 0
         for study in studies:
             with GracefulStop() as stop, _Progress(study.entry.name) as shown:
@@ -119,7 +119,7 @@ class RunStudy:
                 run = StudyRun(
                     study,
                     self.out,
-                    data=Path(given) if given else None,
+                    data=_data(self.data),
                     workers=self.jobs,
                     watch=watch,
                 )
@@ -235,6 +235,63 @@ class RecordStudy:
 
 @final
 @dataclass(frozen=True)
+class RestoreStudy:
+    """Bring recorded runs back, so that a study goes on from its record without training them again."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
+    """T1 .. T9, F1 .. F7, R1."""
+    scale: Literal["smoke", "cpu", "paper"] = "cpu"
+    """Which scale."""
+    tasks: Literal["pictures", "regression"] = "pictures"
+    """Which tasks."""
+    data: Path | None = None
+    """Folder of image sets; TORCHEMO_DATA by default."""
+    out: Path = OUT
+    """Folder of all studies."""
+    records: Path = RECORDS
+    """Folder of records."""
+    json: bool = False
+    """Print what came back as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.records import read_result
+        from torchemo.study.restore import restore
+
+        found = {}
+        for entry in (entry_of(name).name for name in self.names):
+            path = self.records / f"{entry}-{self.scale}-{self.tasks}.json"
+            record = read_result(path)
+            found[entry] = restore(self._now(record), record, path.with_suffix(".npz"))
+        if self.json:
+            print_json({name: one._asdict() for name, one in found.items()})
+            return 0
+        for name, one in found.items():
+            print(f"{name}: {len(one.cells)} cells came back: {', '.join(one.cells)}")
+            for cell, why in one.left.items():
+                print(f"{name}: {cell} did not: {why}")
+        return 0
+
+    def _now(self, record: dict[str, Any]) -> "StudyRun":
+        """Return the recorded study as it would be run now, with all its cells."""
+        from torchemo.study.entries import entry_of
+        from torchemo.study.plan import plan
+        from torchemo.study.run import StudyRun, Watch
+        from torchemo.study.scales import scale_of
+
+        study = plan(
+            entry_of(record["entry"]),
+            scale_of(self.scale, self.tasks),
+            seeds=tuple(record["seeds"]),
+            options=tuple(record["options"]),
+        )
+        note = Watch(on_note=lambda text: print(text, file=sys.stderr, flush=True))
+        return StudyRun(study, self.out, data=_data(self.data), watch=note)
+
+
+@final
+@dataclass(frozen=True)
 class Reproducibility:
     """Write REPRODUCIBILITY.md: every claim, table and figure beside what was recorded."""
 
@@ -268,6 +325,11 @@ class Reproducibility:
         else:
             print("\n".join(str(path) for path in written))
         return 0
+
+
+def _data(given: Path | None) -> Path | None:
+    named = given or os.environ.get("TORCHEMO_DATA")
+    return Path(named) if named else None
 
 
 class _Progress:
@@ -331,6 +393,7 @@ class StudyCommand:
         | Annotated[RunStudy, tyro.conf.subcommand("run")]
         | Annotated[ShowStudy, tyro.conf.subcommand("show")]
         | Annotated[RecordStudy, tyro.conf.subcommand("record")]
+        | Annotated[RestoreStudy, tyro.conf.subcommand("restore")]
         | Annotated[Reproducibility, tyro.conf.subcommand("reproducibility")]
     )
 

@@ -1,6 +1,7 @@
 """One run of a study: train it unless it is there, then score it and look at its recalls."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,8 @@ def is_done(job: Job) -> bool:
         return False
     if ended["ended"] == "diverged":
         return True
+    if not job.scorings and ended["best_score"] is None and ended.get("restored"):
+        return False  # it is of a grid, and of its validation score nothing was recorded
     wanted = [scoring.file for scoring in job.scorings]
     wanted += ["recall.json"] if job.diagnosed else []
     return all((job.root / name).is_file() for name in wanted)
@@ -126,6 +129,10 @@ def _work(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Ended:
         _save(job.root, "cost.json", measure_cost(config))
         return Ended(job.run, "done")
     ended = read_json(job.root / "done.json")
+    if ended is not None and ended.get("restored"):
+        # What was recorded of a run is not the run: asked for more than that, it is trained anew.
+        shutil.rmtree(job.root)
+        ended = None
     if ended is None:
         ended = _train(job, config, tell, should_stop)
         if ended is None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from torchemo.config import RunConfig
 from torchemo.report.collect import best_validation, curve
 from torchemo.report.figures import smooth
 from torchemo.report.words import METRICS
@@ -21,6 +20,8 @@ from torchemo.study.verdict import judge
 
 DIGITS = 4
 """Digits that are kept of a task's score."""
+CURVES = "curves.json"
+"""Recorded curves of a run that was restored."""
 
 
 class TaskScores(NamedTuple):
@@ -44,6 +45,7 @@ class CellRuns(NamedTuple):
 
     Attributes:
         cell: The cell.
+        seeds: Training seed of each run.
         folders: Folder of each run.
         files: World -> file of the scores in each folder.
         rates: The rates that were chosen.
@@ -51,6 +53,7 @@ class CellRuns(NamedTuple):
     """
 
     cell: Cell
+    seeds: tuple[int, ...]
     folders: tuple[Path, ...]
     files: Mapping[str, str]
     rates: tuple[str, ...]
@@ -103,12 +106,13 @@ def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str,
         "runs": [
             {
                 "id": folder.name,
-                "seed": _seed(folder),
+                "seed": seed,
                 "ended": end.get("ended", "not run"),
                 "best_step": end.get("best_step"),
+                "best_score": end.get("best_score"),
                 "cpu_seconds": end.get("cpu_seconds"),
             }
-            for folder, end in zip(runs.folders, ended, strict=True)
+            for folder, seed, end in zip(runs.folders, runs.seeds, ended, strict=True)
         ],
         "tests": {world: _summary(found) for world, found in scores.items()},
         "recall": _recall(runs.folders),
@@ -232,10 +236,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _curves(folder: Path) -> dict[str, Any] | None:
-    """Return the first run's training loss in windows and its validations, with seconds since its start."""
+    """Return the first run's training loss in windows and its validations, with seconds since its start.
+
+    A run that was restored has no events but the curves that were recorded of it.
+    """
     log = RunFolder(folder).events
     if not log.exists():
-        return None
+        return read_json(folder / CURVES)
     events = event_log.read(log)
     losses = curve(events, "step", "loss")
     scores = curve(events, "validation", "score")
@@ -253,13 +260,6 @@ def _curves(folder: Path) -> dict[str, Any] | None:
         ],
         "best_step": None if best is None else best.step,
     }
-
-
-def _seed(folder: Path) -> int | None:
-    from torchemo.toml import load
-
-    path = RunFolder(folder).config
-    return load(path, RunConfig).train.seed if path.is_file() else None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

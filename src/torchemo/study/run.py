@@ -31,8 +31,10 @@ from torchemo.study.scales import SEEN
 from torchemo.study.verdict import RULE
 from torchemo.toml import dumps
 
-Choice: TypeAlias = tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], float | None], ...]]
-"""Chosen rates, and all that were tried with their validation scores."""
+Tried: TypeAlias = tuple[tuple[tuple[str, ...], float | None], ...]
+"""Rates with their validation scores; None where they diverged."""
+Choice: TypeAlias = tuple[tuple[str, ...], Tried]
+"""Chosen rates, and all that were tried."""
 
 FORMAT = 1
 """Version of result.json."""
@@ -89,7 +91,7 @@ class StudyRun:
 
     def run(self) -> dict[str, Any] | None:
         """Run everything that is not there yet; return the result, or None if asked to stop before."""
-        self._open_data()
+        self.open_data()
         tuning = {cell.name: self._grid_jobs(cell) for cell in self.study.available}
         with Crew(self.workers) as crew:
             if not self._do(crew, [job for jobs in tuning.values() for job in jobs]):
@@ -101,12 +103,16 @@ class StudyRun:
                 now := {c.name: self._choose(c, tuning) for c in self.study.available}
             ):
                 chosen = now
-                cells = [self._runs(cell, chosen) for cell in self.study.available]
+                cells = [
+                    self.runs_of(cell, *chosen[self.study.chooser(cell).name])
+                    for cell in self.study.available
+                ]
                 if not self._do(crew, [job for runs in cells for job in self._final_jobs(runs)]):
                     return None
         return self._assemble(cells)
 
-    def _open_data(self) -> None:
+    def open_data(self) -> None:
+        """Find the data of all cells, and pack those that are not packed yet."""
         worlds = {cell.world for cell in self.study.available}
         worlds |= {test for cell in self.study.available for test in cell.tests} - {SEEN}
         scale = self.study.scale
@@ -170,14 +176,21 @@ class StudyRun:
             (read_json(root / "done.json") or {}).get("ended") == "diverged" for root in roots
         )
 
-    def _runs(self, cell: Cell, chosen: dict[str, Choice]) -> CellRuns:
-        rates, tried = chosen[self.study.chooser(cell).name]
+    def runs_of(
+        self,
+        cell: Cell,
+        rates: tuple[str, ...],
+        tried: Tried = (),
+        *,
+        seeds: tuple[int, ...] | None = None,
+    ) -> CellRuns:
+        """Return the runs of a cell at these rates, those of all seeds unless some are named."""
+        trained = self.study.seeds if seeds is None else seeds
         worlds = (cell.world, *cell.tests)
-        folders = [
-            self.out / "runs" / run_id(self._config(cell, rates, seed)) for seed in self.study.seeds
-        ]
+        folders = [self.out / "runs" / run_id(self._config(cell, rates, seed)) for seed in trained]
         files = {world: self._scoring(cell, world).file for world in worlds}
-        return CellRuns(cell, tuple(folders), files, rates, tried if cell.of is None else ())
+        shown = tried if cell.of is None else ()
+        return CellRuns(cell, trained, tuple(folders), files, rates, shown)
 
     def _final_jobs(self, runs: CellRuns) -> list[Job]:
         cell = runs.cell

@@ -1,0 +1,195 @@
+"""A study goes on from its record: nothing recorded is trained again, everything else is."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.study.conftest import CELLS, CONTRASTS, tiny_study
+from torchemo.errors import DataError
+from torchemo.study import job as job_module
+from torchemo.study.entry import Cell, Contrast
+from torchemo.study.records import read_result, record
+from torchemo.study.restore import restore
+from torchemo.study.run import StudyRun
+
+THIRD = Cell("anil", "ANIL", "anil", "base")
+WIDER = (*CELLS, THIRD)
+MORE = (*CONTRASTS, Contrast("other", "anil", "maml"))
+
+
+@pytest.fixture
+def recorded(run_tiny, tmp_path):
+    """A study with controls and two seeds, and its record."""
+    run, result = run_tiny(controls=True, seeds=(0, 1))
+    path = record(run.folder, tmp_path / "kept")[0]
+    return run, result, path
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Return ``elsewhere(**options)``: the study in a folder that is empty at first."""
+
+    def build(**options):
+        given = {"controls": True, "seeds": (0, 1), **options}
+        return StudyRun(tiny_study(**given), tmp_path / "elsewhere", workers=1)
+
+    return build
+
+
+def bring_back(run, path):
+    return restore(run, read_result(path), path.with_suffix(".npz"))
+
+
+def flat(value, path=""):
+    """All leaves of a result by their path."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for name, one in pairs for k, v in flat(one, f"{path}/{name}").items()}
+    return {path: value}
+
+
+def refuse(*given, **named):
+    raise AssertionError("a recorded run was touched")
+
+
+def test_a_restored_study_finds_what_was_recorded_and_trains_nothing(
+    recorded, elsewhere, monkeypatch
+):
+    _, result, path = recorded
+    again = elsewhere()
+    assert not bring_back(again, path).left
+    for name in ("train_run", "score_tasks", "diagnose"):
+        monkeypatch.setattr(job_module, name, refuse)
+    before, after = json.loads(json.dumps(result)), again.run()
+    with np.load(path.with_suffix(".npz")) as kept, np.load(again.folder / "scores.npz") as found:
+        assert set(kept.files) == set(found.files)
+        assert all(np.array_equal(kept[name], found[name]) for name in kept.files)
+    # Scores have four digits there, so what is computed from them differs a little.
+    before, after = flat(before), flat(after)
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        if not isinstance(value, float):
+            assert after[name] == value, name
+        elif "/cells/" in name:
+            assert after[name] == pytest.approx(value, rel=1e-3, abs=2e-3), name
+
+
+def test_new_cells_are_set_against_recorded_ones(recorded, elsewhere, monkeypatch):
+    _, result, path = recorded
+    bring_back(elsewhere(), path)
+    trained = []
+    real = job_module.train_run
+    monkeypatch.setattr(
+        job_module,
+        "train_run",
+        lambda root, *a, **b: trained.append(root.name) or real(root, *a, **b),
+    )
+    wider = elsewhere(cells=WIDER, contrasts=MORE).run()
+    known = {run["id"] for cell in result["cells"] for run in cell["runs"]}
+    assert len(trained) == 3  # two rates with the first seed, the better ones with the second
+    assert not known & set(trained)
+    contrasts = {c["name"]: c for c in wider["contrasts"]}
+    base = next(c for c in result["cells"] if c["name"] == "maml")
+    assert contrasts["other"]["means"][1] == pytest.approx(
+        base["tests"]["mixed"]["mean"]["value"], rel=1e-3
+    )
+
+
+def test_a_cell_whose_configuration_changed_is_left_and_says_so(recorded, elsewhere):
+    _, _, path = recorded
+    changed = (CELLS[0], replace(CELLS[1], options=("emo.retrieval.k=2",)))
+    found = bring_back(elsewhere(cells=changed, controls=False), path)
+    assert found.cells == ("maml",)
+    assert found.left["maml-emo-paper"] == "its configuration has changed since"
+    assert "no such cell" in found.left["maml-emo-paper/random-retrieval"]
+
+
+def test_asked_for_more_than_was_recorded_a_run_is_trained_anew(recorded, elsewhere):
+    _, _, path = recorded
+    bring_back(elsewhere(), path)
+    tested = (replace(CELLS[0], tests=("first",)), CELLS[1])
+    result = elsewhere(cells=tested, controls=False).run()
+    base = result["cells"][0]
+    assert set(base["tests"]) == {"mixed", "first"}
+    assert base["curve"]["loss"]
+    assert (elsewhere().out / "runs" / base["runs"][0]["id"] / "config.toml").is_file()
+
+
+def test_runs_that_are_there_are_not_written_over(recorded):
+    run, _, path = recorded
+    kept = {p: p.read_bytes() for p in (run.out / "runs").rglob("*") if p.is_file()}
+    bring_back(run, path)
+    assert {p: p.read_bytes() for p in (run.out / "runs").rglob("*") if p.is_file()} == kept
+
+
+def test_a_grid_is_not_chosen_from_by_scores_that_were_not_recorded(recorded, elsewhere):
+    """Records of old have the validation score of the first seed alone."""
+    _, _, path = recorded
+    old = read_result(path)
+    for cell in old["cells"]:
+        for run in cell["runs"]:
+            del run["best_score"]
+    restore(elsewhere(), old, path.with_suffix(".npz"))
+    second = elsewhere(seeds=(1,), controls=False, cells=CELLS[:1], contrasts=())
+    result = second.run()
+    assert all(one["validation"] is not None for one in result["cells"][0]["tried"])
+
+
+def test_means_over_other_seeds_do_not_mix(recorded, elsewhere, run_tiny, tmp_path):
+    _, _, path = recorded
+    bring_back(elsewhere(), path)
+    one, _ = run_tiny(seeds=(0,))
+    alone = record(one.folder, tmp_path / "alone")[0]
+    found = bring_back(elsewhere(seeds=(0,), controls=False), alone)
+    assert "maml" in found.cells
+    assert "choose a folder of its own" in found.left["maml-emo-paper"]
+
+
+def test_without_scores_there_is_nothing_to_restore(recorded, elsewhere):
+    _, _, path = recorded
+    path.with_suffix(".npz").unlink()
+    with pytest.raises(DataError, match="without the scores of tasks"):
+        bring_back(elsewhere(), path)
+
+
+def test_scores_of_the_last_step_alone_do_not_come_back(recorded, elsewhere):
+    _, _, path = recorded
+    scores = path.with_suffix(".npz")
+    with np.load(scores) as arrays:
+        last = {n: a[..., -1:] if a.ndim == 3 else a for n, a in arrays.items()}
+    np.savez_compressed(scores, **last)
+    found = bring_back(elsewhere(), path)
+    assert not found.cells
+    assert set(found.left.values()) == {"of its scores the last inner step alone was kept"}
+
+
+def test_the_command_says_what_came_back(torchemo, recorded, tmp_path):
+    smoke = ("--scale", "smoke", "--tasks", "regression")
+    where = ("--out", tmp_path / "cli", "--to", tmp_path / "records")
+    first = torchemo(
+        *(
+            "study",
+            "run",
+            "T1",
+            *smoke,
+            *where[:2],
+            "--cells",
+            "maml",
+            "--seeds",
+            "0",
+            "--jobs",
+            "1",
+        )
+    )
+    assert first.code == 0, first.err
+    assert torchemo("study", "record", "T1", *smoke, *where).code == 0
+    fresh = ("--out", tmp_path / "fresh", "--records", tmp_path / "records")
+    found = torchemo("study", "restore", "T1", *smoke, *fresh, "--json")
+    assert found.json == {"T1": {"cells": ["maml"], "left": {}}}
+    shown = torchemo("study", "restore", "T1", *smoke, *fresh)
+    assert "T1: 1 cells came back: maml" in shown.out
+    missing = torchemo("study", "restore", "T2", *smoke, *fresh)
+    assert missing.code == 3
+    assert "not the result of a study" in missing.err
