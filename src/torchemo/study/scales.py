@@ -44,8 +44,9 @@ class Scale:
         neighbours: Sizes of the sweep over k.
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
             with memory.
-        costs: CPU time of an outer step by preset, relative to MAML's, where learners are also compared in
-            equal CPU time (`torchemo bench step --cases 'methods, 32 px*'`).
+        costs: CPU time of a run by preset, relative to MAML's of as many outer steps, where learners are also
+            compared in equal CPU time (T7; `torchemo bench step --cases 'methods, 32 px*'` for ANIL, Meta-SGD
+            and MUSML).
         seconds: What an outer step takes on one core of a small machine, for estimates.
     """
 
@@ -200,10 +201,10 @@ _CPU = replace(
     longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
     costs=MappingProxyType(
         {
-            **{"maml": 1.0, "maml-emo": 1.19, "anil": 0.29, "anil-emo": 0.42},
-            **{"meta-sgd": 0.67, "meta-sgd-emo": 0.84, "bmg": 1.5, "bmg-emo": 1.78},
-            **{"hsml": 1.29, "hsml-emo": 1.64, "arml": 1.35, "arml-emo": 1.63},
-            **{"tsa-maml": 1.45, "tsa-maml-emo": 1.54, "musml": 5.48, "musml-emo": 6.3},
+            **{"maml": 1.0, "maml-emo": 1.13, "anil": 0.29, "anil-emo": 0.35},
+            **{"meta-sgd": 0.67, "meta-sgd-emo": 0.7, "bmg": 1.76, "bmg-emo": 1.87},
+            **{"hsml": 1.6, "hsml-emo": 1.64, "arml": 1.59, "arml-emo": 1.66},
+            **{"tsa-maml": 1.62, "tsa-maml-emo": 1.71, "musml": 5.48, "musml-emo": 6.3},
         }
     ),
     seconds=0.1,
