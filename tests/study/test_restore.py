@@ -137,6 +137,19 @@ def test_a_grid_is_not_chosen_from_by_scores_that_were_not_recorded(recorded, el
     assert all(one["validation"] is not None for one in result["cells"][0]["tried"])
 
 
+def test_rates_that_were_given_up_are_not_tried_again(recorded, elsewhere, monkeypatch):
+    """Better ones on validation tasks than those chosen: a run of another seed had diverged."""
+    _, result, path = recorded
+    kept = read_result(path)
+    for cell in kept["cells"]:
+        for one in cell["tried"]:
+            one["validation"] = -1.0 if one["rates"] == cell["rates"] else -0.5
+    restore(elsewhere(), kept, path.with_suffix(".npz"))
+    monkeypatch.setattr(job_module, "train_run", refuse)
+    again = elsewhere().run()
+    assert [c["rates"] for c in again["cells"]] == [c["rates"] for c in result["cells"]]
+
+
 def test_means_over_other_seeds_do_not_mix(recorded, elsewhere, run_tiny, tmp_path):
     _, _, path = recorded
     bring_back(elsewhere(), path)
@@ -144,7 +157,15 @@ def test_means_over_other_seeds_do_not_mix(recorded, elsewhere, run_tiny, tmp_pa
     alone = record(one.folder, tmp_path / "alone")[0]
     found = bring_back(elsewhere(seeds=(0,), controls=False), alone)
     assert "maml" in found.cells
-    assert "choose a folder of its own" in found.left["maml-emo-paper"]
+    assert "use a folder of its own" in found.left["maml-emo-paper"]
+
+
+def test_a_mean_over_seeds_does_not_stand_beside_a_run_that_is_there(recorded, elsewhere):
+    _, _, path = recorded
+    elsewhere(seeds=(0,), controls=False).run()
+    found = bring_back(elsewhere(), path)
+    assert "maml" in found.cells
+    assert "use a folder of its own" in found.left["maml-emo-paper"]
 
 
 def test_without_scores_there_is_nothing_to_restore(recorded, elsewhere):
@@ -154,15 +175,28 @@ def test_without_scores_there_is_nothing_to_restore(recorded, elsewhere):
         bring_back(elsewhere(), path)
 
 
-def test_scores_of_the_last_step_alone_do_not_come_back(recorded, elsewhere):
-    _, _, path = recorded
-    scores = path.with_suffix(".npz")
-    with np.load(scores) as arrays:
+def keep_last_step_alone(path):
+    with np.load(path) as arrays:
         last = {n: a[..., -1:] if a.ndim == 3 else a for n, a in arrays.items()}
-    np.savez_compressed(scores, **last)
-    found = bring_back(elsewhere(), path)
+    np.savez_compressed(path, **last)
+
+
+def test_scores_of_the_last_step_alone_come_back_where_nobody_looks_at_others(recorded, elsewhere):
+    _, result, path = recorded
+    keep_last_step_alone(path.with_suffix(".npz"))
+    assert not bring_back(elsewhere(), path).left
+    again = elsewhere().run()
+    for one, other in zip(result["contrasts"], again["contrasts"], strict=True):
+        assert other["means"] == pytest.approx(one["means"], rel=1e-3)
+
+
+def test_they_do_not_where_a_contrast_is_drawn_after_fewer_steps(recorded, elsewhere):
+    _, _, path = recorded
+    keep_last_step_alone(path.with_suffix(".npz"))
+    early = (replace(CONTRASTS[0], step=0),)
+    found = bring_back(elsewhere(contrasts=early, controls=False), path)
     assert not found.cells
-    assert set(found.left.values()) == {"of its scores the last inner step alone was kept"}
+    assert found.left["maml"] == "of its scores the last inner step alone was kept"
 
 
 def test_the_command_says_what_came_back(torchemo, recorded, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 from torchemo.errors import DataError
 from torchemo.study.entry import Cell
 from torchemo.study.job import read_json
+from torchemo.study.plan import Study
 from torchemo.study.result import CURVES, CellRuns, write_json
 from torchemo.study.run import StudyRun
 
@@ -70,11 +71,11 @@ def _why_not(
         summary = recorded["tests"].get(world)
         if summary is None:
             return f"it has no scores on {world}"
-        if arrays[f"{cell.name}|{world}"].shape[-1] != len(summary["per_step"]):
+        whole = arrays[f"{cell.name}|{world}"].shape[-1] == len(summary["per_step"])
+        if not whole and _looks_at_steps(run.study, cell):
             return "of its scores the last inner step alone was kept"
-    recalled = _recalled(recorded, run.study.scale.diagnosed)
-    if cell.role != "base" and any(_is_other(folder, recalled) for folder in runs.folders):
-        return "a study with other seeds has come back; choose a folder of its own (--out)"
+    if recorded["recall"] is not None and _mixes(runs, recorded, run.study.scale.diagnosed):
+        return "its recalls are a mean over seeds of which some are there; use a folder of its own (--out)"
     return None
 
 
@@ -89,9 +90,8 @@ def _restore_cell(
     tried = {tuple(one["rates"]): one["validation"] for one in recorded["tried"]}
     runs = _runs(run, cell, recorded)
     for rates, score in tried.items():
-        ended = {"ended": "finished" if score is not None else "diverged", "best_score": score}
         if rates != runs.rates:
-            _write(run.runs_of(cell, rates, seeds=runs.seeds[:1]).folders[0], {"done.json": ended})
+            _restore_tried(run.runs_of(cell, rates, seeds=runs.seeds), score, tried[runs.rates])
     for i, (folder, about) in enumerate(zip(runs.folders, recorded["runs"], strict=True)):
         score = about.get("best_score") if i else tried.get(runs.rates, about.get("best_score"))
         files: dict[str, Any] = {"done.json": {**about, "best_score": score}}
@@ -106,16 +106,39 @@ def _restore_cell(
         _write(folder, files)
 
 
+def _looks_at_steps(study: Study, cell: Cell) -> bool:
+    """Whether a study shows a cell after fewer inner steps than all, which large records leave out."""
+    drawn = (c for c in study.contrasts if cell.name in (c.cell, c.against))
+    return study.entry.figure == "steps" or any(
+        (c.step, c.against_step) != (None, None) for c in drawn
+    )
+
+
 def _recalled(recorded: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     """Let the mean over all runs stand for each; a control without memory recalls nothing."""
     recall = recorded["recall"]
     return {"tasks": 0} if recall is None else {"tasks": tasks, **recall}
 
 
-def _is_other(folder: Path, recalled: Mapping[str, Any]) -> bool:
-    """Whether a run came back from the record of other seeds: what it recalled is a mean over those."""
-    known = read_json(folder / "recall.json")
-    return known not in (None, recalled) and not _is_run(folder)
+def _mixes(runs: CellRuns, recorded: Mapping[str, Any], tasks: int) -> bool:
+    """Whether some of the runs have recalls of their own, or the mean over other seeds."""
+    known = [read_json(folder / "recall.json") for folder in runs.folders]
+    there = [_is_run(folder) for folder in runs.folders]
+    ours = _recalled(recorded, tasks)
+    others = (
+        one not in (None, ours) for one, is_run in zip(known, there, strict=True) if not is_run
+    )
+    return any(others) or (any(there) and not all(there))
+
+
+def _restore_tried(runs: CellRuns, score: float | None, chosen: float | None) -> None:
+    """Put back rates that were not chosen; better ones were given up, as a run of another seed diverged."""
+    diverged = {"ended": "diverged", "why": "given up when it was recorded", "best_score": None}
+    first = diverged if score is None else {"ended": "finished", "best_score": score}
+    _write(runs.folders[0], {"done.json": first})
+    if score is not None and chosen is not None and score > chosen:
+        for folder in runs.folders[1:]:
+            _write(folder, {"done.json": diverged})
 
 
 def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) -> dict[str, Any]:
