@@ -134,15 +134,20 @@ def test_the_benefit_table_must_hold_on_every_domain(tmp_path):
 
 
 def test_the_committed_pages_are_what_the_command_writes(torchemo, tmp_path):
-    page, findings = tmp_path / "R.md", tmp_path / "findings.md"
-    findings.write_text((ROOT / "docs/findings.md").read_text())
+    page, pages = tmp_path / "R.md", [tmp_path / "findings.md", tmp_path / "results.md"]
+    for copy in pages:
+        copy.write_text((ROOT / "docs" / copy.name).read_text())
     found = torchemo(
         *("study", "reproducibility", "--records", ROOT / "studies"),
-        *("--out", page, "--pages", findings),
+        *("--out", page, "--pages", *pages),
     )
     assert found.code == 0
-    for made, kept in ((page, "REPRODUCIBILITY.md"), (findings, "docs/findings.md")):
-        assert made.read_text() == (ROOT / kept).read_text(), "run: make reproducibility"
+    assert page.read_text() == (ROOT / "REPRODUCIBILITY.md").read_text(), (
+        "run: make reproducibility"
+    )
+    for copy in pages:
+        kept = (ROOT / "docs" / copy.name).read_text()
+        assert copy.read_text() == kept, "run: make reproducibility"
 
 
 def test_a_folder_of_records_that_is_not_there_leaves_the_page_as_it_was(torchemo, tmp_path):

@@ -39,6 +39,13 @@ def test_rows_come_in_the_order_of_the_page(records):
     assert found.index("| literal |") < found.index("| ours |")
 
 
+def test_the_command_stands_under_the_first_table_of_its_record_alone(records):
+    found = with_tables(page() + page(rows="literal"), records)
+    assert found.count(f"[{RECORD}.json]") == 2
+    assert found.count("`the command`") == 1
+    assert found.index("`the command`") < found.index("| literal |")
+
+
 def test_making_tables_anew_changes_nothing(records):
     once = with_tables(page(rows="*"), records)
     assert with_tables(once, records) == once

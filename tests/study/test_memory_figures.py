@@ -47,7 +47,7 @@ def test_errors_start_at_zero_unless_they_differ_by_far(worst, ticks):
 
 def test_the_figures_of_the_pages_are_those_of_the_records():
     found = {}
-    for page in (ROOT / "README.md", ROOT / "docs" / "findings.md"):
+    for page in (ROOT / name for name in ("README.md", "docs/findings.md", "docs/results.md")):
         found |= linked_figures(page.read_text(), page.parent, ROOT / "studies")
     assert found
     for path, text in found.items():

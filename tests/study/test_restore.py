@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.study.conftest import CELLS, CONTRASTS, tiny_study
+from tests.study.conftest import CELLS, CONTRASTS, TINY, tiny_study
 from torchemo.errors import DataError
 from torchemo.study import job as job_module
 from torchemo.study.entry import Cell, Contrast
@@ -14,17 +14,27 @@ from torchemo.study.records import read_result, record
 from torchemo.study.restore import restore
 from torchemo.study.run import StudyRun
 
+pytestmark = pytest.mark.study
+
 THIRD = Cell("anil", "ANIL", "anil", "base")
 WIDER = (*CELLS, THIRD)
 MORE = (*CONTRASTS, Contrast("other", "anil", "maml"))
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A study with controls and two seeds, run once for all."""
+    run = StudyRun(
+        tiny_study(controls=True, seeds=(0, 1)), tmp_path_factory.mktemp("original"), workers=1
+    )
+    return run, run.run()
+
+
 @pytest.fixture
-def recorded(run_tiny, tmp_path):
-    """A study with controls and two seeds, and its record."""
-    run, result = run_tiny(controls=True, seeds=(0, 1))
-    path = record(run.folder, tmp_path / "kept")[0]
-    return run, result, path
+def recorded(original, tmp_path):
+    """The study, its result, and a record of it that may be changed."""
+    run, result = original
+    return run, result, record(run.folder, tmp_path / "kept")[0]
 
 
 @pytest.fixture
@@ -104,6 +114,39 @@ def test_a_cell_whose_configuration_changed_is_left_and_says_so(recorded, elsewh
     assert found.cells == ("maml",)
     assert found.left["maml-emo-paper"] == "its configuration has changed since"
     assert "no such cell" in found.left["maml-emo-paper/random-retrieval"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"test_tasks": 7}, {"worlds": {**TINY.worlds, "mixed": ("regression:sine",)}}]
+)
+def test_scores_on_other_test_tasks_do_not_come_back(recorded, elsewhere, change):
+    _, _, path = recorded
+    run = elsewhere()
+    run.study = replace(run.study, scale=replace(run.study.scale, **change))
+    found = bring_back(run, path)
+    assert not found.cells
+    assert set(found.left.values()) <= {
+        "the test tasks have changed since",
+        "its configuration has changed since",
+    }
+
+
+def test_other_sets_under_the_name_of_a_further_test_are_noticed(recorded, elsewhere):
+    _, _, path = recorded
+    kept = read_result(path)
+    kept["worlds"]["mixed"] = ["regression:sine"]
+    found = restore(elsewhere(), kept, path.with_suffix(".npz"))
+    assert set(found.left.values()) == {"the test tasks have changed since"}
+
+
+def test_a_run_that_is_still_being_trained_is_left_alone(recorded, elsewhere):
+    _, result, path = recorded
+    run = elsewhere()
+    begun = run.out / "runs" / result["cells"][0]["runs"][0]["id"]
+    begun.mkdir(parents=True)
+    (begun / "config.toml").write_text("")
+    bring_back(run, path)
+    assert [file.name for file in begun.iterdir()] == ["config.toml"]
 
 
 def test_asked_for_more_than_was_recorded_a_run_is_trained_anew(recorded, elsewhere):

@@ -299,7 +299,7 @@ class Reproducibility:
     """Folder of records."""
     out: Path = Path("REPRODUCIBILITY.md")
     """The file."""
-    pages: tuple[Path, ...] = (Path("docs/findings.md"), Path("README.md"))
+    pages: tuple[Path, ...] = (Path("docs/findings.md"), Path("docs/results.md"), Path("README.md"))
     """Pages whose tables and figures are made anew, where they are there."""
     json: bool = False
     """Print its path as JSON."""

@@ -26,15 +26,21 @@ _KINDS = ("scores", "contrasts", "recalls")
 def with_tables(page: str, records: Path) -> str:
     """Return a page with all its tables made anew from the records.
 
+    The command behind a record stands under its first table alone: some have many cells.
+
     Raises:
         DataError: A table asks for a record, a kind or a row that there is not.
     """
+    told: set[Path] = set()
 
     def table(place: re.Match[str]) -> str:
         path = records / f"{place['record']}.json"
         result = read_result(path)
         found = _table(result, place["kind"], [p.strip() for p in place["rows"].split(";")])
-        note = f"[{path.name}](../{records.name}/{path.name}): `{result['command']}`"
+        note = f"[{path.name}](../{records.name}/{path.name})"
+        if path not in told:
+            told.add(path)
+            note += f": `{result['command']}`"
         return "\n".join([place["begin"], *grid(found), "", note, "", place["end"]])
 
     return _PLACE.sub(table, page)

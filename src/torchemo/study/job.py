@@ -95,7 +95,7 @@ def is_done(job: Job) -> bool:
         return False
     if ended["ended"] == "diverged":
         return True
-    if not job.scorings and ended["best_score"] is None and ended.get("restored"):
+    if not job.scorings and ended.get("restored") and "best_score" not in ended:
         return False  # it is of a grid, and of its validation score nothing was recorded
     wanted = [scoring.file for scoring in job.scorings]
     wanted += ["recall.json"] if job.diagnosed else []

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchemo.errors import DataError
+from torchemo.runs.folder import RunFolder
 from torchemo.study.entry import Cell
 from torchemo.study.job import read_json
 from torchemo.study.plan import Study
 from torchemo.study.result import CURVES, CellRuns, write_json
 from torchemo.study.run import StudyRun
+from torchemo.study.scales import SEEN
 
 
 class Restored(NamedTuple):
@@ -50,7 +52,7 @@ def restore(run: StudyRun, record: Mapping[str, Any], scores: Path) -> Restored:
     with np.load(scores) as arrays:
         for recorded in record["cells"]:
             name = recorded["name"]
-            why = _why_not(run, cells.get(name), recorded, arrays)
+            why = _why_not(run, cells.get(name), recorded, record["worlds"], arrays)
             if why is None:
                 _restore_cell(run, cells[name], recorded, arrays)
                 taken.append(name)
@@ -60,7 +62,11 @@ def restore(run: StudyRun, record: Mapping[str, Any], scores: Path) -> Restored:
 
 
 def _why_not(
-    run: StudyRun, cell: Cell | None, recorded: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    run: StudyRun,
+    cell: Cell | None,
+    recorded: Mapping[str, Any],
+    worlds: Mapping[str, list[str]],
+    arrays: Mapping[str, np.ndarray],
 ) -> str | None:
     if cell is None:
         return "the study has no such cell any more"
@@ -71,6 +77,8 @@ def _why_not(
         summary = recorded["tests"].get(world)
         if summary is None:
             return f"it has no scores on {world}"
+        if summary["tasks"] != run.study.scale.test_tasks or not _same_sets(run, world, worlds):
+            return "the test tasks have changed since"
         whole = arrays[f"{cell.name}|{world}"].shape[-1] == len(summary["per_step"])
         if not whole and _looks_at_steps(run.study, cell):
             return "of its scores the last inner step alone was kept"
@@ -106,6 +114,11 @@ def _restore_cell(
         _write(folder, files)
 
 
+def _same_sets(run: StudyRun, world: str, worlds: Mapping[str, list[str]]) -> bool:
+    """Whether a world has the data sets it had; tasks of seen classes are of the cell's own, in its name."""
+    return world == SEEN or worlds.get(world) == list(run.study.scale.worlds[world])
+
+
 def _looks_at_steps(study: Study, cell: Cell) -> bool:
     """Whether a study shows a cell after fewer inner steps than all, which large records leave out."""
     drawn = (c for c in study.contrasts if cell.name in (c.cell, c.against))
@@ -133,7 +146,7 @@ def _mixes(runs: CellRuns, recorded: Mapping[str, Any], tasks: int) -> bool:
 
 def _restore_tried(runs: CellRuns, score: float | None, chosen: float | None) -> None:
     """Put back rates that were not chosen; better ones were given up, as a run of another seed diverged."""
-    diverged = {"ended": "diverged", "why": "given up when it was recorded", "best_score": None}
+    diverged = {"ended": "diverged", "why": "given up when it was recorded"}
     first = diverged if score is None else {"ended": "finished", "best_score": score}
     _write(runs.folders[0], {"done.json": first})
     if score is not None and chosen is not None and score > chosen:
@@ -149,16 +162,16 @@ def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) 
 
 
 def _write(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write what was recorded of a run; a run that is there needs none of it."""
+    """Write what was recorded of a run, beside what came back of it before; a run needs none of it."""
     if _is_run(folder):
         return
-    there = read_json(folder / "done.json")
     for name, content in files.items():
-        ended = name == "done.json"
-        if there is None or not ended or content.get("best_score") is not None:
-            write_json(folder / name, {**content, "restored": True} if ended else content)
+        if name == "done.json":
+            known = {key: value for key, value in content.items() if value is not None}
+            content = {**(read_json(folder / name) or {}), **known, "restored": True}
+        write_json(folder / name, content)
 
 
 def _is_run(folder: Path) -> bool:
-    there = read_json(folder / "done.json")
-    return there is not None and not there.get("restored")
+    """Whether there is a run, ended or not, and not what was recorded of one."""
+    return RunFolder(folder).config.exists()
