@@ -88,14 +88,14 @@ def test_accuracy_is_chance_before_any_support_label_is_used(name, memory, train
     )
     before, after = scores.accuracy[:, 0], scores.accuracy[:, -1]
     interval = mean_interval(before.double().numpy())
-    if name == "proto-maml":  # its start is a classifier
+    if name in ("proto-maml", "musml"):  # their start is a classifier
         assert before.mean() > 0.5
     elif learner.traits.reads_labels_at_start:
         assert float(before.mean()) - 1 / N_WAY > -4 * interval.half_width
     else:  # four half-widths: about one false alarm in ten thousand
         assert abs(float(before.mean()) - 1 / N_WAY) < 4 * interval.half_width
-    if trained:  # the few coordinates of subspaces do not hold every order of labels
-        assert after.mean() > (0.4 if name == "musml" else 0.5)
+    if trained:
+        assert after.mean() > 0.5
 
 
 @pytest.mark.slow

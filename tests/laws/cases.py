@@ -95,6 +95,8 @@ def make_learner(case: str, rule: str = "sgd") -> Learner:
     config = replace(LEARNER_CASES[case], rule=rule, inner_lr=RATES[rule], steps=STEPS)
     if "meta-sgd" in (config.name, config.base):
         config = replace(config, rate_init=(0.1 * RATES[rule], 2 * RATES[rule]))
+    if config.name == "musml":  # a coordinate moves a whole network, and its prototypes, at once
+        config = replace(config, inner_lr=0.1 * RATES[rule])
     return build_learner(config, problem.model, problem.shape)
 
 

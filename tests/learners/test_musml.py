@@ -165,6 +165,73 @@ def test_on_points_a_task_does_not_see_the_others():
     )
 
 
+def answers_by_distance(params, k, v, support, query):
+    """Minus the mean squared distance of every query to the mean of each class's support features."""
+    body = expand(of(params, k, v), 1)
+    f, q = NET.features(body, support.x)[0], NET.features(body, query.x)[0]
+    means = torch.stack([f[support.y[0] == c].mean(0) for c in range(int(support.y.max()) + 1)])
+    return -(q[:, None] - means[None]).square().mean(-1)[None]
+
+
+def headless(**changes):
+    rule = vectors("maml").loop.rule
+    learner = MUSML(InnerLoop(NET, steps=1, rule=rule), dim=2, n_way=3, **changes)
+    params = make_params(learner)
+    assert not any(name.endswith(NET.head) for name in params)
+    return learner, params
+
+
+def test_with_prototypes_a_network_answers_by_distance_in_its_own_features():
+    learner, params = headless(subspaces=2, progress=1.0)
+    episode = make_episode(tasks=3)
+    found = outer_step(learner, params, episode).losses
+    answers = predict(learner, params, episode)[-1]
+    for b in range(3):
+        support = Batch(*(t[b : b + 1] for t in episode.support))
+        query = Batch(*(t[b : b + 1] for t in episode.query))
+        fits, losses, outs = [], [], []
+        for k in range(2):
+            v = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
+            out = answers_by_distance(params, k, v, support, support)
+            g = torch.autograd.grad(cross_entropy(out, support.y).sum(), v)[0]
+            v = (v - 0.5 * g).detach()
+            fits.append(
+                cross_entropy(answers_by_distance(params, k, v, support, support), support.y)
+            )
+            outs.append(answers_by_distance(params, k, v, support, query))
+            losses.append(cross_entropy(outs[-1], query.y))
+        share = torch.softmax(-torch.cat(fits) / 0.1, 0)
+        assert float(found[b]) == pytest.approx(float((share * torch.cat(losses)).sum()), rel=1e-10)
+        best = outs[int(torch.cat(fits).argmin())]
+        torch.testing.assert_close(
+            answers[b : b + 1].softmax(-1), best.softmax(-1), rtol=1e-10, atol=1e-13
+        )
+
+
+def test_with_prototypes_the_order_of_classes_does_not_matter():
+    learner, params = headless(subspaces=2)
+    episode = make_episode()
+    order = torch.tensor([2, 0, 1])
+    other = Episode(*(Batch(b.x, order[b.y]) for b in (episode.support, episode.query)))
+    before, after = (predict(learner, params, e)[-1] for e in (episode, other))
+    torch.testing.assert_close(after[..., order], before, rtol=1e-12, atol=1e-13)
+
+
+def test_the_gradient_through_prototypes_agrees_with_finite_differences():
+    learner, params = headless(subspaces=2)
+    episode, h = make_episode(), 1e-5
+    gradients = outer_step(learner, params, episode).gradients
+    g = torch.Generator().manual_seed(1)
+    for name, tensor in params.items():
+        v = torch.randn(tensor.shape, generator=g, dtype=torch.float64)
+        ends = [
+            float(outer_step(learner, {**params, name: tensor + s * h * v}, episode).losses.mean())
+            for s in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / (2 * h)
+        assert slope == pytest.approx(float((gradients[name] * v).sum()), rel=1e-5, abs=1e-9), name
+
+
 def test_bad_switches_are_refused():
     with pytest.raises(ConfigError, match="subspaces"):
         vectors("musml", subspaces=0)

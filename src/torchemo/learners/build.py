@@ -117,6 +117,7 @@ def _musml(config: LearnerConfig, loop: InnerLoop, tasks: TaskShape) -> Learner:
         dim=config.subspace_dim,
         temperature=config.temperature,
         anneal=config.anneal,
+        n_way=tasks.n_out if tasks.kind == "classification" else None,
     )
 
 

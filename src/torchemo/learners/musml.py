@@ -1,6 +1,6 @@
 """MUSML: Subspace Learning for Effective Meta-Learning (Jiang, Kwok, Zhang, ICML 2022)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.emo import Bound
+from torchemo.encoders import class_means
 from torchemo.errors import ConfigError
 from torchemo.inner import Adapted, adapt
 from torchemo.learners.learner import Traits, gradient_rows, scoped, within
 from torchemo.learners.loop import InnerLoop
 from torchemo.types import Batch, Params, Start
 
-COLUMNS, COORDINATES = "columns/", "coordinates"
+COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
 
 
 @final
@@ -28,10 +29,16 @@ class MUSML:
     ``sum_k pi_k L_Q(S_k v_k)`` with ``pi = softmax(-L_S(S_k v_k) / gamma)``, and gamma falls linearly; to
     answer, a task takes the subspace with the smallest support loss.
 
+    With ``n_way`` the columns hold no head: a network answers by the mean squared distance of features to the
+    support set's prototypes p_c under the same network, ``W_c = 2 p_c / f``, ``b_c = -||p_c||^2 / f`` for f
+    features. A few coordinates cannot follow classes that come in any order, as a head among the columns
+    would have to.
+
     EMO remembers gradients in the coordinates, ``K_s m`` numbers.
 
     Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1, columns drawn as
-    independent networks, and the preset's inner steps, rates and tasks are our own choices.
+    independent networks, the head of prototypes, and the preset's inner steps, rates and tasks are our own
+    choices.
 
     Args:
         loop: The inner loop; its rate is that of the coordinates.
@@ -40,6 +47,7 @@ class MUSML:
         temperature: gamma at the beginning and at the end.
         anneal: Outer iterations from one to the other.
         progress: How far the annealing is, 0 to 1; `scheduled` sets it.
+        n_way: Classes of a task, for a head of prototypes; None leaves the head in the columns.
     """
 
     loop: InnerLoop
@@ -48,6 +56,7 @@ class MUSML:
     temperature: tuple[float, float] = (1.0, 0.1)
     anneal: int = 1000
     progress: float = 0.0
+    n_way: int | None = None
 
     def __post_init__(self) -> None:
         if self.subspaces < 1 or self.dim < 1 or self.anneal < 1 or min(self.temperature) <= 0:
@@ -68,9 +77,13 @@ class MUSML:
 
     @property
     def traits(self) -> Traits:
-        """With one subspace, what is trained is what answers; among several, labels choose."""
+        """With one subspace, what is trained is what answers; among several, labels choose.
+
+        Prototypes read labels too.
+        """
         second, one = self.loop.order == 2, self.subspaces == 1
-        return Traits(second and one, second_order=second, reads_labels_at_start=not one)
+        reads = not one or self.n_way is not None
+        return Traits(second and one, second_order=second, reads_labels_at_start=reads)
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -81,9 +94,11 @@ class MUSML:
         """Draw a network for every column: ``columns/{name} [K_s, m, *shape]``."""
         drawn = [self.loop.model.init(generator) for _ in range(self.subspaces * self.dim)]
         size = (self.subspaces, self.dim)
+        built = () if self.n_way is None else self.loop.model.head
         return {
             COLUMNS + name: torch.stack([one[name] for one in drawn]).view(*size, *p.shape)
             for name, p in drawn[0].items()
+            if name not in built
         }
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
@@ -108,7 +123,7 @@ class MUSML:
         order = self.loop.order if order is None else order
         scale = self.loop.loss_scale
         adapted = adapt(
-            lambda theta, x, step: self._answers(theta, x),
+            lambda theta, x, step: self._on_support(theta, support)[1],
             self.loop.opened(start, bound),
             support,
             # The subspaces share no coordinates: the gradient of the sum is each one's own.
@@ -120,11 +135,13 @@ class MUSML:
             direction=None if bound is None else bound.direction,
         )
         with torch.set_grad_enabled(order > 0):
-            fit = self._losses(self._answers(adapted.theta, support.x), support.y)
+            whole, out = self._on_support(adapted.theta, support)
+            fit = self._losses(out, support.y)
         if order > 0:
-            return adapted._replace(kept={"fit": fit})
+            return adapted._replace(kept={FIT: fit, **within(NETWORKS, whole)})
         best = fit.argmin(1)
-        path = tuple(_of_subspace(networks(theta), best) for theta in adapted.path)
+        nets = (self._on_support(theta, support)[0] for theta in adapted.path)
+        path = tuple(_of_subspace(whole, best) for whole in nets)
         return adapted._replace(path=path, support_x=support.x, evaluation=True)
 
     def outer(
@@ -133,8 +150,9 @@ class MUSML:
         """Differentiate ``sum_k pi_k L_Q(S_k v_k)``, through the coordinates and through pi."""
         first, last = self.temperature
         gamma = first + self.progress * (last - first)
-        share = (-(adapted.kept or {})["fit"] / gamma).softmax(1)
-        losses = share * self._losses(self._answers(adapted.theta, query.x), query.y)
+        kept = adapted.kept or {}
+        share = (-kept[FIT] / gamma).softmax(1)
+        losses = share * self._losses(self._answers(scoped(kept, NETWORKS), query.x), query.y)
         losses = losses.sum(1)
         return losses.detach(), gradient_rows(losses, leaves)
 
@@ -142,15 +160,36 @@ class MUSML:
         """Move gamma to where it is at ``iteration``."""
         return replace(self, progress=min(1.0, iteration / self.anneal))
 
-    def _answers(self, theta: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
-        """Answer ``x`` in every subspace: one by one for a single task, otherwise all in one call."""
-        tasks, whole, model = x.shape[0], networks(theta), self.loop.model
+    def _on_support(
+        self, theta: Params, support: Batch
+    ) -> tuple[Params, Float[Tensor, "task subspace n out"]]:
+        """Return ``w = S_k v_k [B, K_s, ...]``, with heads of prototypes if any, and its answers."""
+        whole, model = networks(theta), self.loop.model
+        if self.n_way is None:
+            return whole, self._answers(whole, support.x)
+        features = self._each(model.features, whole, support.x)
+        each = features.flatten(0, 1)
+        labels = support.y.repeat_interleave(self.subspaces, dim=0)
+        prototypes = class_means(each, labels, n_way=self.n_way)
+        weight, bias = model.head
+        head = {weight: 2 / each.shape[-1] * prototypes, bias: -prototypes.square().mean(-1)}
+        out = _unfolded({"out": model.classify(head, each), **head}, features.shape[:2])
+        return {**whole, weight: out[weight], bias: out[bias]}, out["out"]
+
+    def _answers(self, whole: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
+        return self._each(self.loop.model, whole, x)
+
+    def _each(
+        self, call: Callable[[Params, Tensor], Tensor], whole: Params, x: Tensor
+    ) -> Float[Tensor, "task subspace n out"]:
+        """Call every subspace's network: one by one for a single task, otherwise all together."""
+        tasks = x.shape[0]
         if tasks == 1:
             # Networks have a faster path for one task at a time.
             each = [{n: w[:, k] for n, w in whole.items()} for k in range(self.subspaces)]
-            return torch.stack([model(own, x) for own in each], dim=1)
+            return torch.stack([call(own, x) for own in each], dim=1)
         folded = {n: w.flatten(0, 1) for n, w in whole.items()}
-        out = model(folded, x.repeat_interleave(self.subspaces, dim=0))
+        out = call(folded, x.repeat_interleave(self.subspaces, dim=0))
         return out.view(tasks, self.subspaces, *out.shape[1:])
 
     def _losses(
@@ -167,6 +206,10 @@ def networks(theta: Params) -> Params:
         name: torch.einsum("bkm,bkm...->bk...", v, columns)
         for name, columns in scoped(theta, COLUMNS).items()
     }
+
+
+def _unfolded(folded: Params, size: torch.Size) -> Params:
+    return {name: t.view(*size, *t.shape[1:]) for name, t in folded.items()}
 
 
 def _of_subspace(whole: Params, k: Tensor) -> Params:
