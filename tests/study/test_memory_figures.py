@@ -11,12 +11,12 @@ from torchemo.study.records import read_result
 RECORD = ROOT / "studies" / "T7-cpu-regression.json"
 
 
-def cell(preset, world="mixed", *, role="base", scores=(1.0, 2.0), suffix=""):
+def cell(preset, world="mixed", *, role="base", scores=(1.0, 2.0), suffix="", of=None):
     title = preset.upper()
     tests = {world: {"metric": "mse", "seed_means": list(scores)}}
     return {
         **{"name": preset + suffix, "preset": preset, "title": title, "role": role},
-        **{"world": world, "tests": tests},
+        **{"world": world, "tests": tests, "of": of},
     }
 
 
@@ -32,6 +32,19 @@ def test_learners_are_paired_by_name_and_world_and_the_worst_comes_first():
     assert text.index(">ANIL<") < text.index(">MAML<")
     assert "HSML" not in text  # it has no memory
     assert "of 3 learners" in text
+
+
+def test_what_is_trained_once_more_is_left_to_the_tables():
+    names = ("maml", "anil", "bmg")
+    usual = [cell(n, of=None if n == "maml" else "maml") for n in names]
+    usual += [cell(f"{n}-emo", role="emo", of=n) for n in names]
+    again = [
+        cell(f"{n}{kind}", role="emo" if kind else "base", suffix=" longer", of=f"{n}{kind}")
+        for n in names
+        for kind in ("", "-emo")
+    ]
+    (_, figure) = memory_figures({"cells": [*usual, *again]})["mixed"]
+    assert "of 3 learners" in str(figure)
 
 
 def test_few_learners_are_left_to_the_table():

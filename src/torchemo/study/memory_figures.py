@@ -64,7 +64,10 @@ def linked_figures(page: str, folder: Path, records: Path) -> dict[Path, str]:
 
 
 def _pairs(result: Mapping[str, Any], world: str) -> list[Pair]:
-    """Return seeds' scores of cells with the same name but for the memory, the best without memory last."""
+    """Return seeds' scores of cells with the same name but for the memory, the best without memory last.
+
+    Cells that train another cell's method once more, longer or in equal time, are left to the tables.
+    """
     scored = {
         cell["name"]: (cell, cell["tests"][world]["seed_means"])
         for cell in result["cells"]
@@ -74,6 +77,7 @@ def _pairs(result: Mapping[str, Any], world: str) -> list[Pair]:
     for name, (cell, without) in scored.items():
         preset = cell["preset"]
         _, given = scored.get(name.replace(preset, f"{preset}-emo", 1), (None, None))
-        if cell["role"] == "base" and given is not None:
+        again = cell["of"] is not None and name.startswith(f"{cell['of']} ")
+        if cell["role"] == "base" and given is not None and not again:
             found.append(Pair(cell["title"].split(",")[0], without, given))
     return sorted(found, key=lambda pair: -sum(pair.without))
