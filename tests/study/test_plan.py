@@ -22,6 +22,18 @@ def test_there_is_an_entry_for_every_table_and_figure():
     assert of_paper == [f"T{i}" for i in range(1, 10)] + [f"F{i}" for i in range(1, 8)]
 
 
+def test_controls_may_be_of_some_cells_alone():
+    def controlled(**options):
+        study = plan(ENTRIES["T1"], SCALES["cpu/pictures"], **options)
+        return {cell.name.split("/")[0] for cell in study.cells if cell.role == "control"}
+
+    assert controlled() > {"maml-emo", "anil-emo", "meta-sgd-emo"}
+    some = controlled(controlled_cells=("maml-emo", "anil-emo-p*"))
+    assert some == {"maml-emo", "anil-emo-paper"}
+    with pytest.raises(ConfigError, match="a name like maml"):
+        controlled(controlled_cells=("maml",))
+
+
 @pytest.mark.parametrize(("name", "where"), PLACES)
 def test_every_cell_resolves_and_every_contrast_speaks_of_cells_that_exist(name, where):
     study = plan(ENTRIES[name], SCALES[where])

@@ -86,6 +86,8 @@ class RunStudy:
     """Only cells with such names, such as maml*; their controls go with them."""
     no_controls: bool = False
     """Leave out the controls."""
+    controls_of: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    """Only the controls of cells with such names."""
     jobs: int = 2
     """Runs at a time, each with one thread."""
     json: bool = False
@@ -150,6 +152,7 @@ class RunStudy:
             entry,
             scale_of(self.scale, self.tasks),
             controls=not self.no_controls,
+            controlled_cells=self.controls_of,
             chosen=self.cells,
             seeds=self.seeds or None,
             options=self.options,

@@ -32,6 +32,7 @@ class Study:
         seeds: Training seeds.
         options: Options of every run on top of everything else.
         chosen: Patterns of the cells that were chosen; empty for all.
+        controlled_cells: Patterns of the cells that have their controls; empty for all of them, or none.
     """
 
     entry: Entry
@@ -41,6 +42,7 @@ class Study:
     seeds: tuple[int, ...]
     options: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    controlled_cells: tuple[str, ...] = ()
 
     @property
     def available(self) -> tuple[Cell, ...]:
@@ -81,6 +83,7 @@ def plan(
     scale: Scale,
     *,
     controls: bool = True,
+    controlled_cells: tuple[str, ...] = (),
     chosen: tuple[str, ...] = (),
     seeds: tuple[int, ...] | None = None,
     options: tuple[str, ...] = (),
@@ -91,6 +94,7 @@ def plan(
         entry: The entry.
         scale: The scale.
         controls: Add the controls of every cell with memory.
+        controlled_cells: Patterns of the cells that get them; empty for all.
         chosen: Patterns of cell names, such as ``maml*``; empty for all.
         seeds: Training seeds; those of the scale by default.
         options: Options of every run on top of everything else.
@@ -99,10 +103,16 @@ def plan(
     if scale.base_rates:
         cells = _sharing(cells)
     cells = _chosen(cells, chosen, entry)
+    remembering = [cell for cell in cells if cell.role == "emo"]
+    if controlled_cells and not any(_named(cell, controlled_cells) for cell in remembering):
+        raise ConfigError(
+            f"none of the cells has controls and a name like {', '.join(controlled_cells)}.",
+            hint=f"These have: {', '.join(cell.name for cell in remembering) or 'none'}.",
+        )
     extra: list[Cell] = []
     if controls and entry.measure == "score":
         for cell in cells:
-            if cell.role == "emo" and cell.missing is None:
+            if cell.role == "emo" and cell.missing is None and _named(cell, controlled_cells):
                 extra += controls_of(cell, _resolved(cell, scale, {}, more=options))
     known = {cell.name for cell in cells if cell.missing is None}
     contrasts = [c for c in entry.contrasts(scale) if {c.cell, c.against} <= known]
@@ -115,6 +125,7 @@ def plan(
         trained if entry.measure == "score" else trained[:1],
         options,
         chosen,
+        controlled_cells,
     )
 
 
@@ -142,7 +153,7 @@ def minutes(study: Study, *, workers: int = 2) -> float:
 
 
 def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[Cell]:
-    found = [c for c in cells if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
+    found = [cell for cell in cells if _named(cell, patterns)]
     if not found:
         raise ConfigError(
             f"{entry.name} has no cell like {', '.join(patterns)}.",
@@ -153,6 +164,11 @@ def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[
     while more := {of[name] for name in needed if name in of} - needed:
         needed |= more  # they take the rates of these, which may take those of others
     return [cell for cell in cells if cell.name in needed]
+
+
+def _named(cell: Cell, patterns: tuple[str, ...]) -> bool:
+    """Whether a cell has such a name; all have where there are no patterns."""
+    return not patterns or any(fnmatchcase(cell.name, pattern) for pattern in patterns)
 
 
 def _sharing(cells: list[Cell]) -> list[Cell]:

@@ -291,6 +291,8 @@ class StudyRun:
             words.append(f"--cells {' '.join(map(shlex.quote, study.chosen))}")
         if study.entry.measure == "score" and not study.controlled:
             words.append("--no-controls")
+        elif study.controlled_cells:
+            words.append(f"--controls-of {' '.join(map(shlex.quote, study.controlled_cells))}")
         if study.options:
             words.append(f"--options {' '.join(map(shlex.quote, study.options))}")
         return " ".join(words)
