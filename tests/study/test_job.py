@@ -167,7 +167,7 @@ def test_progress_counts_the_steps_of_all_runs(run_tiny):
 def test_a_job_that_is_done_is_known_by_its_files(tmp_path):
     study = StudyRun(tiny_study(cells=CELLS[:1], contrasts=()), tmp_path, workers=1)
     study.open_data()
-    runs = study._runs(CELLS[0], {"maml": (study.study.scale.grid[0], ())})
+    runs = study.runs_of(CELLS[0], study.study.scale.grid[0])
     one = study._final_jobs(runs)[0]
     assert not is_done(one)
     assert work(one, tell=lambda step: None, should_stop=lambda: False).how == "done"

@@ -25,7 +25,7 @@ def jobs_of(tmp_path, iterations):
         options=(f"train.iterations={iterations}", "train.validate_every=20"),
     )
     run = StudyRun(study, tmp_path, workers=1)
-    run._open_data()
+    run.open_data()
     return run._grid_jobs(CELLS[0])
 
 
