@@ -27,7 +27,9 @@ def test_the_list_names_every_entry_with_its_minutes(torchemo):
     [
         (("run", "T11"), "Did you mean 'T1'"),
         (("show", "Q"), "There are: T1"),
-        (("run",), "needs a name"),
+        (("run",), "study run needs a name"),
+        (("record",), "study record needs a name"),
+        (("restore",), "study restore needs a name"),
         (("run", "T9", "--scale", "cpu"), "T9 cannot be run at scale 'cpu' with pictures"),
         (("run", "T1", "--jobs", "0"), "--jobs should be 1 or more"),
         (("run", "T1", "--cells", "nobody"), "no cell like nobody"),

@@ -269,4 +269,5 @@ def test_the_command_says_what_came_back(torchemo, recorded, tmp_path):
     assert "T1: 1 cells came back: maml" in shown.out
     missing = torchemo("study", "restore", "T2", *smoke, *fresh)
     assert missing.code == 3
-    assert "not the result of a study" in missing.err
+    assert "T2-smoke-regression.json" in missing.err
+    assert "There are: T1-smoke-regression." in missing.err

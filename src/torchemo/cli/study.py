@@ -97,20 +97,20 @@ class RunStudy:
 
     def run(self) -> int:
         """Run the command."""
+        _refuse_no_name(self.names, "run")
         studies = [self._plan(name) for name in self.names]
-        if not studies:
-            raise ConfigError("study run needs a name.", hint="See: torchemo study list")
         if self.jobs < 1:
             raise ConfigError(f"--jobs should be 1 or more, got {self.jobs}.")
 
         from torchemo.cli.cores import task_workers
+        from torchemo.cli.study_progress import StudyProgress
         from torchemo.runs.signals import GracefulStop
         from torchemo.study.run import StudyRun, Watch
 
         task_workers()  # with --jobs 1 the runs are in this process
         results, failures = [], 0
         for study in studies:
-            with GracefulStop() as stop, _Progress(study.entry.name) as shown:
+            with GracefulStop() as stop, StudyProgress(study.entry.name) as shown:
                 watch = Watch(
                     on_plan=shown.plan,
                     on_step=shown.step,
@@ -225,6 +225,7 @@ class RecordStudy:
         from torchemo.study.entries import entry_of
         from torchemo.study.records import record
 
+        _refuse_no_name(self.names, "record")
         kept = []
         for name in self.names:
             folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
@@ -262,9 +263,15 @@ class RestoreStudy:
         from torchemo.study.records import read_result
         from torchemo.study.restore import restore
 
+        _refuse_no_name(self.names, "restore")
         found = {}
         for entry in (entry_of(name).name for name in self.names):
             path = self.records / f"{entry}-{self.scale}-{self.tasks}.json"
+            if not path.is_file():
+                there = ", ".join(sorted(one.stem for one in self.records.glob("*.json")))
+                raise DataError(
+                    f"there is no record {path}.", hint=f"There are: {there or 'none'}."
+                )
             record = read_result(path)
             found[entry] = restore(self._now(record), record, path.with_suffix(".npz"))
         if self.json:
@@ -330,48 +337,14 @@ class Reproducibility:
         return 0
 
 
+def _refuse_no_name(names: tuple[str, ...], action: str) -> None:
+    if not names:
+        raise ConfigError(f"study {action} needs a name.", hint="See: torchemo study list")
+
+
 def _data(given: Path | None) -> Path | None:
     named = given or os.environ.get("TORCHEMO_DATA")
     return Path(named) if named else None
-
-
-class _Progress:
-    """Progress over all runs of a study: one live line on a terminal, plain lines elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.total = 0
-        self.before = 0
-        self.steps: dict[str, int] = {}
-        self.ended = 0
-
-    def __enter__(self) -> "_Progress":
-        from torchemo.cli.output import counted
-
-        self._counted = counted(self.name)
-        self._show = self._counted.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._counted.__exit__(None, None, None)
-
-    def plan(self, total: int, done: int) -> None:
-        """Begin a part of the study."""
-        self.total, self.before, self.steps = total, done, {}
-
-    def step(self, run: str, step: int) -> None:
-        """Note how far a run is."""
-        self.steps[run] = step
-        self._show(self.before + sum(self.steps.values()), self.total)
-
-    def end(self, ended: "Ended") -> None:
-        """Note that a run has ended."""
-        if ended.how in ("failed", "diverged"):
-            self.note(f"run {ended.run} {ended.how}: {ended.why}")
-
-    def note(self, text: str) -> None:
-        """Say something."""
-        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
 
 def _show_tables(result: dict[str, Any]) -> None:
