@@ -67,6 +67,16 @@ def test_a_learner_that_takes_the_rates_of_another_is_no_control():
     assert found.ours.endswith("better than 1 of 1 controls")
 
 
+def test_what_the_paper_claims_counts_also_of_cells_that_share_their_rates():
+    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
+    cells.append(cell("T=20", "maml-emo-paper", "emo", of="T=100"))
+    pairs = [contrast("T=100", "T=20", 0.0, claims=["C4"])]
+    (found,) = entry_findings(result("F3", cells, pairs))
+    assert found.verdict == "does not hold"
+    assert "T=100 vs T=20" in found.ours
+    assert "controls" not in found.ours
+
+
 def test_controls_after_all_steps_are_not_held_against_fewer():
     cells = [cell("maml"), *MEMORY, cell("maml-emo/one-slot", "maml-emo", "control", "maml-emo")]
     pairs = [contrast("maml-emo", "maml", claims=["C2"]), contrast("maml-emo", "maml-emo/one-slot")]

@@ -170,6 +170,35 @@ def test_on_pictures_our_memory_takes_the_rates_of_its_base_and_the_literal_one_
         assert of["maml-emo"] is None
 
 
+@pytest.mark.parametrize("name", ["F3", "F7", "T4"])
+@pytest.mark.parametrize("where", ["cpu/pictures", "cpu/regression", "paper/pictures"])
+def test_sizes_and_controllers_take_the_rates_of_what_the_preset_has(name, where):
+    study = plan(ENTRIES[name], SCALES[where], controls=False)
+    for cell in study.cells:
+        if cell.role == "base" or where.startswith("paper"):
+            assert cell.of is None or cell.preset.endswith("-emo")
+            continue
+        shared = study.chooser(cell)
+        usual = preset(cell.preset, regression=study.scale.regression).emo
+        assert shared.name == "maml" or study.config(shared, {}).emo == usual
+        assert cell.world == "mixed"  # where T1 has the same runs
+
+
+def test_both_readings_are_swept_and_speak_for_the_same_claim():
+    drawn = plan(ENTRIES["F3"], SCALES["cpu/regression"], controls=False).contrasts
+    assert [(c.cell, c.against, c.expect) for c in drawn] == [
+        ("T=100", "maml", "better"),
+        ("T=100", "T=20", "better"),
+        ("T=500", "T=100", "no better"),
+        ("T=16 ours", "maml", "better"),
+        ("T=16 ours", "T=2 ours", "better"),
+        ("T=32 ours", "T=16 ours", "no better"),
+    ]
+    assert {c.claims for c in drawn} == {("C4",)}
+    assert drawn[0].paper is not None
+    assert drawn[3].paper is None  # the paper has no such memory
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_rates_are_taken_from_cells_that_are_run(scale):
     for entry in (e for e in ENTRIES.values() if scale in e.scales):

@@ -63,6 +63,9 @@ def sweep(shown: Sequence[Line], *, name: str, x: str, y: str) -> Markup:
                     places, line.low, line.high, color=colour, alpha=0.16, linewidth=0
                 )
             axes.plot(places, line.y, "o-", color=colour, label=line.label, markersize=4.5)
+        if wide_range(shown):
+            axes.set_yscale("log")
+            plain_ticks(axes.yaxis, narrow=True)
         axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
         axes.set_xlabel(x)
         axes.set_ylabel(y)

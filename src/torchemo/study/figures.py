@@ -9,6 +9,7 @@ from markupsafe import Markup
 from torchemo.report.figures import Interval, Line, forest, lines, wide_range
 from torchemo.report.svg import short
 from torchemo.report.words import METRICS, Metric
+from torchemo.study.claims import reading_of
 from torchemo.study.drawings import by_tensor, matrix, over_steps, sweep
 from torchemo.study.entries import ENTRIES
 from torchemo.study.memory_figures import memory_figures
@@ -98,22 +99,28 @@ def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
 
 
 def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
-    """Draw scores over the size that cells are named after, ``T=100`` or ``k=20``."""
-    by_shot: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    """Draw scores over the size that cells are named after: ``T=100``, ``k=20``, ``T=8 ours 5-shot``."""
+    by_line: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    base: dict[str, tuple[int, dict[str, Any]]] = {}
     for cell in _shown(result):
         shot = "5-shot" if cell["name"].endswith("5-shot") else "1-shot"
         head = cell["name"].split(" ")[0]
-        size = int(head.split("=")[1]) if "=" in head else 0
         for test in list(cell["tests"].values())[:1]:
-            by_shot.setdefault(shot, []).append((size, test["mean"]))
+            if "=" not in head:
+                base[shot] = (0, test["mean"])
+                continue
+            reading = reading_of(cell["preset"])
+            size = int(head.split("=")[1])
+            by_line.setdefault(f"{reading}, {shot}", []).append((size, test["mean"]))
     shown: list[Line] = []
-    for shot, points in sorted(by_shot.items()):
-        points.sort(key=lambda point: point[0])
+    for name, points in sorted(by_line.items()):
+        shot = name.split(", ")[1]
+        points = [*([base[shot]] if shot in base else []), *sorted(points, key=lambda p: p[0])]
         y, low, high = (
             [metric.scale * mean[key] for _, mean in points] for key in ("value", "low", "high")
         )
         sizes = [size for size, _ in points]
-        shown.append(Line(shot, sizes, y, low, high, colour=len(shown)))
+        shown.append(Line(name, sizes, y, low, high, colour=len(shown)))
     x = "slots T" if result["entry"] == "F3" else "neighbours k"
     drawn = sweep(shown, name="sweep", x=f"{x} (0: no memory)", y=metric.unit)
     return [("Ours: mean over test tasks with its 95 % interval.", drawn)]

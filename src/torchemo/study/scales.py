@@ -40,8 +40,10 @@ class Scale:
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).
         diagnosed: Tasks on which recalls are looked at.
-        capacities: Memory sizes of the sweep over T.
-        neighbours: Sizes of the sweep over k.
+        capacities: Memory sizes of the sweep over T, literal reading.
+        neighbours: Sizes of the sweep over k, literal reading.
+        own_capacities: Memory sizes of the sweep over T, our reading.
+        own_neighbours: Sizes of the sweep over k, our reading; the last is all of its slots.
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
             with memory.
         costs: CPU time of a run by preset, relative to MAML's of as many outer steps, where learners are also
@@ -65,6 +67,8 @@ class Scale:
     diagnosed: int
     capacities: tuple[int, ...]
     neighbours: tuple[int, ...]
+    own_capacities: tuple[int, ...]
+    own_neighbours: tuple[int, ...]
     longer: MappingProxyType[str, float]
     costs: MappingProxyType[str, float]
     seconds: float
@@ -149,8 +153,10 @@ _SMOKE = Scale(
     test_tasks=12,
     protocol="standard",
     diagnosed=8,
-    capacities=(0, 2, 4),
-    neighbours=(0, 2, 4),
+    capacities=(2, 4),
+    neighbours=(2, 4),
+    own_capacities=(2, 4),
+    own_neighbours=(1, 2),
     longer=MappingProxyType({"maml": 1.5, "anil": 1.5, "meta-sgd": 1.5}),
     costs=MappingProxyType({}),
     seconds=0.05,
@@ -196,8 +202,10 @@ _CPU = replace(
     seeds=(0, 1, 2),
     test_tasks=1000,
     diagnosed=100,
-    capacities=(0, 20, 50, 100, 200, 500),
-    neighbours=(0, 1, 5, 10, 20, 35),
+    capacities=(20, 50, 100, 200, 500),
+    neighbours=(1, 5, 10, 20, 35),
+    own_capacities=(2, 4, 8, 16, 32),
+    own_neighbours=(1, 2, 4, 8),
     longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
     costs=MappingProxyType(
         {
@@ -228,8 +236,8 @@ _PAPER = replace(
     image_size=84,
     base_rates=False,
     protocol="paper",
-    capacities=(0, 20, 50, 100, 200, 500, 1000, 10000),
-    neighbours=(0, 5, 10, 15, 20, 25, 30, 35),
+    capacities=(20, 50, 100, 200, 500, 1000, 10000),
+    neighbours=(5, 10, 15, 20, 25, 30, 35),
     costs=MappingProxyType({}),
     seconds=2.0,
 )
@@ -277,6 +285,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             grid=_POINT_RATES,
             own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES, "musml": _COORDINATE_RATES}),
             base_rates=False,
+            own_neighbours=(1, 2, 4, 8, 16),
             longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
             costs=MappingProxyType({}),
             seconds=0.02,

@@ -1,7 +1,8 @@
-"""F1 to F7: curves, inner steps, memory size, domains, time, neighbours."""
+"""F1, F2, F4 to F6: curves, inner steps, domains, time."""
 
 from torchemo.study import published
 from torchemo.study.entries.methods import READINGS, base_cell, emo_cells, rule_cells, suffix
+from torchemo.study.entries.sweeps import F3, F7
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.scales import FOUR, Scale
 
@@ -63,86 +64,6 @@ F2 = Entry(
     _f2_contrasts,
     "steps",
     note="Before the first step accuracy is exactly 1/N under random labels (A4): a leak test.",
-)
-
-
-def _sweep(
-    scale: Scale, sizes: tuple[int, ...], option: str, letter: str, n_shot: int
-) -> tuple[Cell, ...]:
-    """Return the literal MAML + EMO at every size; size 0 is the base learner."""
-    base = base_cell("maml", world="narrow", n_shot=n_shot)
-    return (
-        base,
-        *(
-            Cell(
-                f"{letter}={size}{suffix(n_shot)}",
-                f"{letter} = {size}{suffix(n_shot)}",
-                "maml-emo-paper",
-                "emo",
-                options=(f"{option}={size}",),
-                world="narrow",
-                n_shot=n_shot,
-            )
-            for size in sizes
-            if size > 0
-        ),
-    )
-
-
-def _shots(scale: Scale) -> tuple[int, ...]:
-    return (1, 5) if scale.name == "paper" else (1,)
-
-
-def _sweep_contrasts(
-    scale: Scale, sizes: tuple[int, ...], letter: str, middle: int, claim: str
-) -> tuple[Contrast, ...]:
-    """Grow from nothing to the middle, then stay: what the paper says of T and of k."""
-    table = {"T": published.F3, "k": published.F7}[letter]
-    known = [size for size in sizes if size > 0]
-    middle = middle if middle in known else known[-1]
-
-    def cell(size: int, n_shot: int) -> str:
-        return f"{letter}={size}{suffix(n_shot)}" if size else f"maml{suffix(n_shot)}"
-
-    def paper(a: int, b: int, n_shot: int) -> float | None:
-        if not {str(a), str(b)} <= set(table.header):
-            return None
-        return table.gain(str(a), str(b), shot=f"{n_shot}-shot")
-
-    found = []
-    for n_shot in _shots(scale):
-        pairs = [
-            (middle, 0, "better"),
-            (middle, known[0], "better"),
-            (known[-1], middle, "no better"),
-        ]
-        found += [
-            Contrast(
-                f"{cell(a, n_shot)} vs {cell(b, n_shot)}",
-                cell(a, n_shot),
-                cell(b, n_shot),
-                expect,  # type: ignore[arg-type]
-                paper=paper(a, b, n_shot),
-                claims=(claim,),
-            )
-            for a, b, expect in pairs
-            if a != b
-        ]
-    return tuple(found)
-
-
-F3 = Entry(
-    "F3",
-    "Memory size",
-    "Accuracy grows with the number of slots up to 100 or 200 and then stays.",
-    published.F3,
-    lambda scale: tuple(
-        cell
-        for n_shot in _shots(scale)
-        for cell in _sweep(scale, scale.capacities, "emo.memory.capacity", "T", n_shot)
-    ),
-    lambda scale: _sweep_contrasts(scale, scale.capacities, "T", 100, "C4"),
-    "sweep",
 )
 
 
@@ -222,18 +143,4 @@ F6 = Entry(
     scales=("smoke/pictures", "cpu/pictures", "paper/pictures"),
     note="Processor time of one task on one core; the paper's is of its own machine.",
 )
-F7 = Entry(
-    "F7",
-    "Number of neighbours",
-    "Accuracy grows with k up to 15 or 20 and then stays.",
-    published.F7,
-    lambda scale: tuple(
-        cell
-        for n_shot in _shots(scale)
-        for cell in _sweep(scale, scale.neighbours, "emo.retrieval.k", "k", n_shot)
-    ),
-    lambda scale: _sweep_contrasts(scale, scale.neighbours, "k", 20, "C5"),
-    "sweep",
-)
-
 FIGURES = (F1, F2, F3, F4, F5, F6, F7)

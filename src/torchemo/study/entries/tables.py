@@ -20,6 +20,8 @@ from torchemo.study.scales import OWN_WORLDS, Scale
 
 AGGREGATORS = {"sum": "sum", "mean": "mean", "transformer": "gate"}
 CONTROLLERS = ("fifo", "clock", "lru")
+CHOSEN_CONTROLLERS = {"maml": "lru", "anil": "lru", "meta-sgd": "clock"}
+"""What the paper picks for each learner."""
 
 
 def _shots(scale: Scale) -> tuple[int, ...]:
@@ -125,8 +127,17 @@ T2 = Entry(
 )
 
 
-def _variants(options: dict[str, str], prefix: str) -> tuple[Cell, ...]:
-    """Return the literal reading of every learner with one option varied."""
+def _variants(
+    options: dict[str, str], prefix: str, chosen: dict[str, str] | None = None
+) -> tuple[Cell, ...]:
+    """Return the literal reading of every learner with one option varied.
+
+    Args:
+        options: Names and values of the option.
+        prefix: The option.
+        chosen: By learner the one that the paper picks, whose rates the others take; without it each
+            tunes its own.
+    """
     return tuple(
         Cell(
             f"{learner} {name}",
@@ -134,6 +145,9 @@ def _variants(options: dict[str, str], prefix: str) -> tuple[Cell, ...]:
             f"{learner}-emo-paper",
             "emo",
             options=(f"{prefix}={value}",),
+            of=None
+            if chosen is None or chosen[learner] == name
+            else f"{learner} {chosen[learner]}",
         )
         for learner, title in LEARNERS.items()
         for name, value in options.items()
@@ -182,9 +196,11 @@ T3 = Entry(
 
 
 def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
+    # What is forgotten does not change how long a step is: elsewhere one choice of rates serves all three.
+    chosen = None if scale.name == "paper" else CHOSEN_CONTROLLERS
     return (
         *(base_cell(learner) for learner in LEARNERS),
-        *_variants({name: name for name in CONTROLLERS}, "emo.memory.controller"),
+        *_variants({name: name for name in CONTROLLERS}, "emo.memory.controller", chosen),
     )
 
 
