@@ -52,7 +52,15 @@ def _changes(scale: Scale) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def _cells(scale: Scale) -> tuple[Cell, ...]:
     literal = [
-        Cell(name, f"EMO, {title}", "maml-emo-paper", "emo", options=options)
+        Cell(
+            name,
+            f"EMO, {title}",
+            "maml-emo-paper",
+            "emo",
+            options=options,
+            # Where the own gradient keeps its rate at all steps but the first, that of the base learner fits.
+            of="maml" if scale.base_rates and _FIRST[-1] in options else None,
+        )
         for name, (title, options) in _LITERAL.items()
     ]
     ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.elsewhere)
