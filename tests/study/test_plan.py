@@ -12,7 +12,8 @@ from torchemo.study.controls import CONTROLS, control_options
 from torchemo.study.entries import ENTRIES, entry_of
 from torchemo.study.entries.comparisons import TRAINED_LONGER
 from torchemo.study.plan import minutes, plan, run_id
-from torchemo.study.scales import SCALES, SEEN, scale_of
+from torchemo.study.run import StudyRun
+from torchemo.study.scales import FOUR, SCALES, SEEN, scale_of
 
 PLACES = [(name, where) for name, entry in ENTRIES.items() for where in entry.scales]
 
@@ -197,6 +198,30 @@ def test_both_readings_are_swept_and_speak_for_the_same_claim():
     assert {c.claims for c in drawn} == {("C4",)}
     assert drawn[0].paper is not None
     assert drawn[3].paper is None  # the paper has no such memory
+
+
+def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_t1(tmp_path):
+    fresh = plan(ENTRIES["R2"], SCALES["cpu/pictures"], controls=False)
+    usual = plan(ENTRIES["T1"], SCALES["cpu/pictures"], controls=False)
+    assert len(fresh.seeds) == 5
+    assert not set(fresh.seeds) & set(usual.seeds)
+    assert [len(fresh.grid(cell)) for cell in fresh.cells] == [1] * 6
+    cell = replace(fresh.cells[0], tests=())
+    files = [
+        StudyRun(study, tmp_path).runs_of(cell, study.grid(cell)[0]).files["mixed"]
+        for study in (fresh, usual)
+    ]
+    assert files[0] != files[1]
+
+
+def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():
+    for where in ("cpu/pictures", "cpu/regression"):
+        cells = {c.name: c for c in plan(ENTRIES["F5"], SCALES[where], controls=False).cells}
+        for kind in ("", "-emo", "-emo-paper"):
+            assert {cells[f"maml{kind} on {world}"].of for world in FOUR} == {f"maml{kind}"}
+    whole = plan(ENTRIES["F5"], SCALES["paper/pictures"], controls=False)
+    assert {cell.of for cell in whole.cells} == {None}
+    assert {cell.world for cell in whole.cells} == set(FOUR)
 
 
 @pytest.mark.parametrize("scale", SCALES)

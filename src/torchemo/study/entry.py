@@ -75,7 +75,7 @@ class Entry:
     """A table or a figure of the paper as a study.
 
     Attributes:
-        name: T1 .. T9, F1 .. F7; R1 is our own.
+        name: T1 .. T9, F1 .. F7; R1 and R2 are our own.
         title: What it is about.
         says: What the paper says, one sentence.
         published: The paper's own numbers.
@@ -85,6 +85,9 @@ class Entry:
         measure: score: test tasks. cost: parameters, bytes and time, without training.
         scales: Where it can be run: ``scale/tasks``.
         note: What a reader must know about our version of it.
+        seeds: Training seeds, where they are not those of the scale.
+        test_seed: Which test tasks; all entries share those of 0 unless they must not.
+        tunes: Whether rates are chosen on the grid; else all cells take its first point.
     """
 
     name: str
@@ -103,6 +106,9 @@ class Entry:
         "paper/pictures",
     )
     note: str = ""
+    seeds: tuple[int, ...] | None = None
+    test_seed: int = 0
+    tunes: bool = True
 
     @property
     def in_paper(self) -> bool:

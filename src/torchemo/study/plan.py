@@ -60,7 +60,8 @@ class Study:
         if self.entry.measure == "cost":
             return ((),)
         learner = next((n for n in self.scale.own_grids if cell.preset.startswith(n)), None)
-        return self.scale.grid if learner is None else self.scale.own_grids[learner]
+        grid = self.scale.grid if learner is None else self.scale.own_grids[learner]
+        return grid if self.entry.tunes else grid[:1]
 
     def chooser(self, cell: Cell) -> Cell:
         """Return the cell whose rates a cell takes; a control's cell may itself take those of another."""
@@ -96,7 +97,7 @@ def plan(
         controls: Add the controls of every cell with memory.
         controlled_cells: Patterns of the cells that get them; empty for all.
         chosen: Patterns of cell names, such as ``maml*``; empty for all.
-        seeds: Training seeds; those of the scale by default.
+        seeds: Training seeds; those of the entry or the scale by default.
         options: Options of every run on top of everything else.
     """
     cells = [_checked(cell) for cell in entry.cells(scale)]
@@ -116,7 +117,7 @@ def plan(
                 extra += controls_of(cell, _resolved(cell, scale, {}, more=options))
     known = {cell.name for cell in cells if cell.missing is None}
     contrasts = [c for c in entry.contrasts(scale) if {c.cell, c.against} <= known]
-    trained = scale.seeds if seeds is None else seeds
+    trained = usual_seeds(entry, scale) if seeds is None else seeds
     return Study(
         entry,
         scale,
@@ -127,6 +128,11 @@ def plan(
         chosen,
         controlled_cells,
     )
+
+
+def usual_seeds(entry: Entry, scale: Scale) -> tuple[int, ...]:
+    """Return the training seeds of an entry where none are asked for."""
+    return scale.seeds if entry.seeds is None else entry.seeds
 
 
 def run_id(config: RunConfig) -> str:

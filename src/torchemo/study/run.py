@@ -14,7 +14,7 @@ from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
 from torchemo.study.job import Ended, Job, Scoring, is_done, read_json, unite
 from torchemo.study.pages import write_pages
-from torchemo.study.plan import Sources, Study, run_id
+from torchemo.study.plan import Sources, Study, run_id, usual_seeds
 from torchemo.study.pool import Crew, OnStep
 from torchemo.study.result import (
     CellRuns,
@@ -213,7 +213,7 @@ class StudyRun:
 
     def _scoring(self, cell: Cell, world: str) -> Scoring:
         scale = self.study.scale
-        protocol = Protocol(scale.protocol, scale.test_tasks)
+        protocol = Protocol(scale.protocol, scale.test_tasks, seed=self.study.entry.test_seed)
         if world == SEEN:
             protocol = replace(protocol, split="train", seed=SEEN_SEED)
         own = world in (cell.world, SEEN)
@@ -285,7 +285,7 @@ class StudyRun:
         words = [
             f"torchemo study run {study.entry.name} --scale {scale.name} --tasks {scale.tasks}"
         ]
-        if study.seeds != scale.seeds and study.entry.measure == "score":
+        if study.seeds != usual_seeds(study.entry, scale) and study.entry.measure == "score":
             words.append(f"--seeds {' '.join(map(str, study.seeds))}")
         if study.chosen:
             words.append(f"--cells {' '.join(map(shlex.quote, study.chosen))}")

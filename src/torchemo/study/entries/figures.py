@@ -1,5 +1,7 @@
 """F1, F2, F4 to F6: curves, inner steps, domains, time."""
 
+from dataclasses import replace
+
 from torchemo.study import published
 from torchemo.study.entries.methods import READINGS, base_cell, emo_cells, rule_cells, suffix
 from torchemo.study.entries.sweeps import F3, F7
@@ -68,23 +70,26 @@ F2 = Entry(
 
 
 def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
-    found: list[Cell] = []
+    """Return MAML, and with memory, trained on one set each.
+
+    At the scale of the paper each tunes its rates; elsewhere they take those chosen on all four sets, whose
+    runs T1 has already.
+    """
+    whole = scale.name == "paper"
+    methods = (base_cell("maml"), *(emo_cells("maml") if memory else ()))
+    found = [] if whole else list(methods)
     for world in FOUR:
-        others = tuple(other for other in FOUR if other != world)
-        cells = [base_cell("maml", world=world, tests=others)]
-        if memory:
-            cells += emo_cells("maml", world=world, tests=others)
         name = scale.worlds[world][0]
         found += [
-            Cell(
-                f"{cell.name} on {world}",
-                f"{cell.title}, trained on {name}",
-                cell.preset,
-                cell.role,
+            replace(
+                method,
+                name=f"{method.name} on {world}",
+                title=f"{method.title}, trained on {name}",
                 world=world,
-                tests=others,
+                tests=tuple(other for other in FOUR if other != world),
+                of=None if whole else method.name,
             )
-            for cell in cells
+            for method in methods
         ]
     return tuple(found)
 
