@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed_fails_its_job_alone_and_the_job_goes_on_later(t
 def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, jobs):
     words = (
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
-        *("--cells", "maml on first", "--out", str(tmp_path), "--json"),
+        *("--cells", "maml", "--out", str(tmp_path), "--json"),
         *("--jobs", str(jobs)),
         *("--options", "train.iterations=300", "train.validate_every=50"),
     )
@@ -75,4 +75,4 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, j
     again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     (cell,) = json.loads(again.stdout)[0]["cells"]
-    assert cell["tests"]["first"]["tasks"] == 12
+    assert cell["tests"]["mixed"]["tasks"] == 12
