@@ -128,10 +128,14 @@ def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
 
 def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
     """Draw trained-on by tested-on: scores without memory, and what memory adds."""
-    names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in FOUR]
+    sets = [world for world in FOUR if world in result["worlds"]]
+    if not sets:
+        return []
+    names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in sets]
+    places = [((i, j), (a, b)) for i, a in enumerate(sets) for j, b in enumerate(sets)]
     cells = {cell["name"]: cell for cell in result["cells"]}
-    base = np.full((4, 4), np.nan)
-    for place, (trained, tested) in _places():
+    base = np.full((len(sets), len(sets)), np.nan)
+    for place, (trained, tested) in places:
         test = cells.get(f"maml on {trained}", {"tests": {}})["tests"].get(tested)
         if test is not None:
             base[place] = metric.scale * test["mean"]["value"]
@@ -140,8 +144,8 @@ def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
     ]
     for kind in ("-emo-paper", "-emo"):
         drawn = {(c["cell"], c["test"]): c for c in result["contrasts"] if not c["diverged"]}
-        gains = np.full((4, 4), np.nan)
-        for place, (trained, tested) in _places():
+        gains = np.full_like(base, np.nan)
+        for place, (trained, tested) in places:
             contrast = drawn.get((f"maml{kind} on {trained}", tested))
             if contrast is not None:
                 gains[place] = metric.scale * interval_of(contrast)["value"]
@@ -151,10 +155,6 @@ def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
             figure = matrix(gains, names, name=name, signed=True, higher_is_better=better)
             found.append((f"Ours: maml{kind} minus MAML; blue is better.", figure))
     return found
-
-
-def _places() -> list[tuple[tuple[int, int], tuple[str, str]]]:
-    return [((i, j), (a, b)) for i, a in enumerate(FOUR) for j, b in enumerate(FOUR)]
 
 
 def _layers(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
