@@ -67,6 +67,14 @@ def test_a_learner_that_takes_the_rates_of_another_is_no_control():
     assert found.ours.endswith("better than 1 of 1 controls")
 
 
+def test_a_cell_may_say_which_reading_it_has_where_its_preset_does_not():
+    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
+    cells.append({**cell("T=100 mended", "maml-emo-paper", "emo"), "reading": "mended"})
+    pairs = [contrast(one["name"], "maml", 2.0, claims=["C4"]) for one in cells[1:]]
+    found = claim_findings("C4", result("F3", cells, pairs))
+    assert {finding.reading for finding in found} == {"literal", "mended"}
+
+
 def test_what_the_paper_claims_counts_also_of_cells_that_share_their_rates():
     cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
     cells.append(cell("T=20", "maml-emo-paper", "emo", of="T=100"))

@@ -23,7 +23,9 @@ def out(tmp_path_factory):
 def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     tasks = "pictures" if name in (*PICTURES, "T9") else "regression"
     words = ["--scale", "smoke", "--tasks", tasks, "--out", out, "--jobs", 1, "--seeds", 0]
-    few = ["--no-controls"] if name in ("T3", "T4", "T7", "T8", "T9", "F5", "R1") else []
+    few = (
+        ["--no-controls"] if name in ("T3", "T4", "T7", "T8", "T9", "F3", "F5", "F7", "R1") else []
+    )
     found = torchemo("study", "run", name, *words, *few, "--json")
     assert found.code == 0, found.err
     result = found.json[0]

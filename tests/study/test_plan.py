@@ -11,9 +11,21 @@ from torchemo.presets import preset
 from torchemo.study.controls import CONTROLS, control_options
 from torchemo.study.entries import ENTRIES, entry_of
 from torchemo.study.entries.comparisons import TRAINED_LONGER
+from torchemo.study.entries.methods import MENDED_OPTIONS
+from torchemo.study.entry import MENDED
 from torchemo.study.plan import minutes, plan, run_id
 from torchemo.study.run import StudyRun
 from torchemo.study.scales import FOUR, SCALES, SEEN, scale_of
+from torchemo.toml import from_dict, override, to_dict
+
+
+def with_options(config, options):
+    """Return a configuration with options set as on the command line."""
+    plain = to_dict(config)
+    for option in options:
+        override(plain, option)
+    return from_dict(plain, RunConfig)
+
 
 PLACES = [(name, where) for name, entry in ENTRIES.items() for where in entry.scales]
 
@@ -180,24 +192,32 @@ def test_sizes_and_controllers_take_the_rates_of_what_the_preset_has(name, where
             assert cell.of is None or cell.preset.endswith("-emo")
             continue
         shared = study.chooser(cell)
-        usual = preset(cell.preset, regression=study.scale.regression).emo
-        assert shared.name == "maml" or study.config(shared, {}).emo == usual
+        usual = preset(cell.preset, regression=study.scale.regression)
+        if cell.reading == MENDED:
+            usual = with_options(usual, MENDED_OPTIONS)
+        assert shared.name == "maml" or study.config(shared, {}).emo == usual.emo
         assert cell.world == "mixed"  # where T1 has the same runs
 
 
-def test_both_readings_are_swept_and_speak_for_the_same_claim():
-    drawn = plan(ENTRIES["F3"], SCALES["cpu/regression"], controls=False).contrasts
+def test_three_readings_are_swept_and_speak_for_the_same_claim():
+    study = plan(ENTRIES["F3"], SCALES["cpu/regression"], controls=False)
+    drawn = study.contrasts
     assert [(c.cell, c.against, c.expect) for c in drawn] == [
         ("T=100", "maml", "better"),
         ("T=100", "T=20", "better"),
         ("T=500", "T=100", "no better"),
+        ("T=100 mended", "maml", "better"),
+        ("T=100 mended", "T=20 mended", "better"),
+        ("T=500 mended", "T=100 mended", "no better"),
         ("T=16 ours", "maml", "better"),
         ("T=16 ours", "T=2 ours", "better"),
         ("T=32 ours", "T=16 ours", "no better"),
     ]
     assert {c.claims for c in drawn} == {("C4",)}
-    assert drawn[0].paper is not None
-    assert drawn[3].paper is None  # the paper has no such memory
+    assert [c.paper is None for c in drawn[::3]] == [False, True, True]  # the paper has one reading
+    swept = [cell for cell in study.cells if cell.role == "emo"]
+    for cell in swept:
+        assert study.config(cell, {}).emo.memory.capacity == int(cell.name.split(" ")[0][2:])
 
 
 def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_t1(tmp_path):

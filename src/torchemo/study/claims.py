@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torchemo.report.words import METRICS, number
 from torchemo.study import published
 from torchemo.study.entries import ENTRIES
-from torchemo.study.entry import Entry
+from torchemo.study.entry import LITERAL, OURS, Entry
 from torchemo.study.scales import FOUR
 from torchemo.study.tables import estimate
 from torchemo.study.verdict import Verdict, interval_of, judge
@@ -26,8 +26,6 @@ CLAIMS: MappingProxyType[str, str] = MappingProxyType(
 
 MAX_LISTED = 6
 """More contrasts than these are counted instead of listed."""
-
-LITERAL, OURS = "literal", "ours"
 
 
 class Finding(NamedTuple):
@@ -86,12 +84,13 @@ def without_record(entry: Entry) -> Verdict:
 def _by_reading(
     what: str, contrasts: Iterable[Mapping[str, Any]], result: Mapping[str, Any]
 ) -> list[Finding]:
-    presets = {cell["name"]: cell["preset"] for cell in result["cells"]}
+    cells = _cells(result)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     without: list[Mapping[str, Any]] = []
     for c in contrasts:
-        if "-emo" in presets[c["cell"]]:
-            groups.setdefault(reading_of(presets[c["cell"]]), []).append(c)
+        cell = cells[c["cell"]]
+        if "-emo" in cell["preset"]:
+            groups.setdefault(reading_of(cell), []).append(c)
         else:
             without.append(c)
     if not groups and without:
@@ -102,7 +101,7 @@ def _by_reading(
         group += without
     # Controls are compared after all inner steps: they say nothing about fewer.
     by_step = ENTRIES[result["entry"]].figure == "steps"
-    controls = {} if by_step else _controls(result, presets)
+    controls = {} if by_step else _controls(result)
     return [
         Finding(
             what,
@@ -115,22 +114,24 @@ def _by_reading(
     ]
 
 
-def _controls(result: Mapping[str, Any], presets: Mapping[str, str]) -> dict[str, str]:
+def _controls(result: Mapping[str, Any]) -> dict[str, str]:
     """Say how many controls the cells of each reading beat."""
+    cells = _cells(result)
     controls = _control_names(result)
     found: dict[str, list[bool]] = {}
     for c in result["contrasts"]:
         if c["against"] in controls and c["expect"] != "shown" and not c["claims"]:
-            found.setdefault(reading_of(presets[c["cell"]]), []).append(c["verdict"] == "holds")
+            found.setdefault(reading_of(cells[c["cell"]]), []).append(c["verdict"] == "holds")
     return {
         reading: f"; better than {sum(beaten)} of {len(beaten)} controls"
         for reading, beaten in found.items()
     }
 
 
-def reading_of(preset: str) -> str:
-    """Name the reading of EMO that a preset with memory has."""
-    return OURS if preset.endswith("-emo") else LITERAL
+def reading_of(cell: Mapping[str, Any]) -> str:
+    """Name the reading of EMO that a recorded cell with memory has."""
+    by_preset = OURS if cell["preset"].endswith("-emo") else LITERAL
+    return cell.get("reading") or by_preset
 
 
 def _control_names(result: Mapping[str, Any]) -> set[str]:

@@ -50,6 +50,7 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
                     tests=tuple(test for test in cell.tests if test == SEEN),
                     n_shot=cell.n_shot,
                     of=cell.name,
+                    reading=cell.reading,
                 )
             )
     return found

@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias, final
 from torchemo.study.published import Published
 from torchemo.study.scales import Scale
 
+LITERAL, MENDED, OURS = "literal", "mended", "ours"
+"""Readings of EMO: as printed; the same with what R1 shows to break it mended; consolidated slots."""
+
 Role: TypeAlias = Literal["base", "emo", "control"]
 Expectation: TypeAlias = Literal["better", "worse", "no better", "shown"]
 
@@ -27,6 +30,7 @@ class Cell:
         n_shot: K.
         of: It takes the rates chosen for this cell, as controls do; others choose their own on the grid.
         missing: Why it cannot be run, if it cannot.
+        reading: Which reading of EMO it has, where its preset does not say so (`MENDED`).
     """
 
     name: str
@@ -39,6 +43,7 @@ class Cell:
     n_shot: int = 1
     of: str | None = None
     missing: str | None = None
+    reading: str | None = None
 
 
 @final

@@ -109,7 +109,7 @@ def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
             if "=" not in head:
                 base[shot] = (0, test["mean"])
                 continue
-            reading = reading_of(cell["preset"])
+            reading = reading_of(cell)
             size = int(head.split("=")[1])
             by_line.setdefault(f"{reading}, {shot}", []).append((size, test["mean"]))
     shown: list[Line] = []

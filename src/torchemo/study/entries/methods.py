@@ -11,6 +11,13 @@ READINGS = {"-emo-paper": "EMO (literal)", "-emo": "EMO (ours)"}
 """The paper's reading with its printed choices, and the one we use ourselves."""
 
 
+MEANS = ("emo.value.reduction=mean",)
+FIRST_STEP = (*MEANS, "emo.value.memory_steps=first")
+MENDED_OPTIONS = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
+"""What R1 changes about the literal reading, one after the other: gradients as large as the own one, recalled
+where they belong, by keys that tell tasks apart. The last is still a memory of single tasks' gradients."""
+
+
 def suffix(n_shot: int) -> str:
     """Tell cells of several shots apart."""
     return "" if n_shot == 1 else f" {n_shot}-shot"

@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 
-from torchemo.study.entries.methods import base_cell
+from torchemo.study.entries.methods import FIRST_STEP, MEANS, MENDED_OPTIONS, base_cell
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
 from torchemo.study.scales import Scale
 
-_MEANS = ("emo.value.reduction=mean",)
-_FIRST = (*_MEANS, "emo.value.memory_steps=first")
-_SIMILAR = (*_FIRST, "emo.key.network=statistics", "emo.key.training=none")
-_GATES = (*_SIMILAR, "emo.aggregator.kind=gated")
+_GATES = (*MENDED_OPTIONS, "emo.aggregator.kind=gated")
 _LITERAL = {
     "literal": ("as printed", ()),
-    "means": ("gradients averaged over the support set", _MEANS),
-    "first step": ("and recalled at the first step only", _FIRST),
-    "similar": ("and keys that tell tasks apart", _SIMILAR),
+    "means": ("gradients averaged over the support set", MEANS),
+    "first step": ("and recalled at the first step only", FIRST_STEP),
+    "similar": ("and keys that tell tasks apart", MENDED_OPTIONS),
     "gates": ("and a learned gate per tensor", _GATES),
     "meta": ("and meta-gradients as values", (*_GATES, "emo.value.content=meta")),
 }
@@ -59,7 +56,7 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
             "emo",
             options=options,
             # Where the own gradient keeps its rate at all steps but the first, that of the base learner fits.
-            of="maml" if scale.base_rates and _FIRST[-1] in options else None,
+            of="maml" if scale.base_rates and FIRST_STEP[-1] in options else None,
         )
         for name, (title, options) in _LITERAL.items()
     ]

@@ -1,11 +1,11 @@
-"""F3 and F7: how many slots, and how many neighbours, in the literal reading of EMO and in ours."""
+"""F3 and F7: how many slots, and how many neighbours, in three readings of EMO."""
 
 from dataclasses import dataclass
 from typing import final
 
 from torchemo.study import published
-from torchemo.study.entries.methods import base_cell, suffix
-from torchemo.study.entry import Cell, Contrast, Entry, Expectation
+from torchemo.study.entries.methods import MENDED_OPTIONS, base_cell, suffix
+from torchemo.study.entry import LITERAL, MENDED, OURS, Cell, Contrast, Entry, Expectation
 from torchemo.study.published import Published
 from torchemo.study.scales import Scale
 
@@ -18,8 +18,7 @@ class _Sweep:
     Attributes:
         letter: What the paper calls the size.
         option: The option that sets it.
-        kind: Ending of the preset that is varied.
-        name: Ending of the names of its cells.
+        reading: Which reading of EMO is varied.
         sizes: The sizes, none (the base learner) left out.
         chosen: The size that the preset has; the largest where that is not among them.
         claim: The claim it bears on.
@@ -29,13 +28,17 @@ class _Sweep:
 
     letter: str
     option: str
-    kind: str
-    name: str
+    reading: str
     sizes: tuple[int, ...]
     chosen: int
     claim: str
     table: Published | None = None
     everything: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Ending of the names of its cells."""
+        return "" if self.reading == LITERAL else f" {self.reading}"
 
     @property
     def middle(self) -> int:
@@ -62,15 +65,23 @@ class _Sweep:
                 Cell(
                     name,
                     f"{self.letter} = {size}{self.name}{suffix(n_shot)}",
-                    f"maml{self.kind}",
+                    "maml-emo" if self.reading == OURS else "maml-emo-paper",
                     "emo",
-                    options=() if size == self.everything else (f"{self.option}={size}",),
+                    options=(*self._changes, *self._sized(size)),
                     world=_world(scale),
                     n_shot=n_shot,
                     of=None if whole or name == middle else middle,
+                    reading=self.reading,
                 )
             )
         return found
+
+    @property
+    def _changes(self) -> tuple[str, ...]:
+        return MENDED_OPTIONS if self.reading == MENDED else ()
+
+    def _sized(self, size: int) -> tuple[str, ...]:
+        return () if size == self.everything else (f"{self.option}={size}",)
 
     def contrasts(self, n_shot: int) -> list[Contrast]:
         """Grow from nothing to the middle, then stay: what the paper says of T and of k."""
@@ -112,8 +123,9 @@ def _slots(scale: Scale) -> tuple[_Sweep, ...]:
     option = "emo.memory.capacity"
     ours = 16 if scale.regression else 8
     return (
-        _Sweep("T", option, "-emo-paper", "", scale.capacities, 100, "C4", published.F3),
-        _Sweep("T", option, "-emo", " ours", scale.own_capacities, ours, "C4"),
+        _Sweep("T", option, LITERAL, scale.capacities, 100, "C4", published.F3),
+        _Sweep("T", option, MENDED, scale.capacities, 100, "C4"),
+        _Sweep("T", option, OURS, scale.own_capacities, ours, "C4"),
     )
 
 
@@ -121,8 +133,9 @@ def _neighbours(scale: Scale) -> tuple[_Sweep, ...]:
     option = "emo.retrieval.k"
     slots = scale.own_neighbours[-1]
     return (
-        _Sweep("k", option, "-emo-paper", "", scale.neighbours, 20, "C5", published.F7),
-        _Sweep("k", option, "-emo", " ours", scale.own_neighbours, slots, "C5", None, slots),
+        _Sweep("k", option, LITERAL, scale.neighbours, 20, "C5", published.F7),
+        _Sweep("k", option, MENDED, scale.neighbours, 20, "C5"),
+        _Sweep("k", option, OURS, scale.own_neighbours, slots, "C5", None, slots),
     )
 
 
@@ -146,7 +159,8 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
 
 _NOTE = (
     "At the scale of the paper every size tunes its rates; elsewhere all take those of the size in the"
-    " middle, on the mixed world. Ours are slots that accumulate, of which a few are enough."
+    " middle, on the mixed world. Mended: gradients averaged over the support set, recalled at the first step"
+    " only, by keys that tell tasks apart. Ours: slots that accumulate."
 )
 
 F3 = Entry(

@@ -7,6 +7,7 @@ from torchemo.study import published
 from torchemo.study.entries.methods import (
     IN_TABLES,
     LEARNERS,
+    MENDED_OPTIONS,
     READINGS,
     base_cell,
     emo_cells,
@@ -15,7 +16,7 @@ from torchemo.study.entries.methods import (
     rule_cells,
     suffix,
 )
-from torchemo.study.entry import Cell, Contrast, Entry, Expectation
+from torchemo.study.entry import LITERAL, MENDED, Cell, Contrast, Entry, Expectation
 from torchemo.study.scales import OWN_WORLDS, Scale
 
 AGGREGATORS = {"sum": "sum", "mean": "mean", "transformer": "gate"}
@@ -198,39 +199,54 @@ T3 = Entry(
 def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
     # What is forgotten does not change how long a step is: elsewhere one choice of rates serves all three.
     chosen = None if scale.name == "paper" else CHOSEN_CONTROLLERS
+    literal = _variants({name: name for name in CONTROLLERS}, "emo.memory.controller", chosen)
     return (
         *(base_cell(learner) for learner in LEARNERS),
-        *_variants({name: name for name in CONTROLLERS}, "emo.memory.controller", chosen),
+        *literal,
+        *(_mended(cell) for cell in literal if cell.preset.startswith("maml")),
+    )
+
+
+def _mended(cell: Cell) -> Cell:
+    """Return a literal cell without what R1 shows to break it."""
+    return replace(
+        cell,
+        name=f"{cell.name} {MENDED}",
+        title=cell.title.replace(LITERAL, MENDED),
+        options=(*MENDED_OPTIONS, *cell.options),
+        of=None if cell.of is None else f"{cell.of} {MENDED}",
+        reading=MENDED,
     )
 
 
 def _t4_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    found = []
+    found: list[Contrast] = []
     for learner, name in IN_TABLES.items():
-        found += [
-            Contrast(
-                f"{learner}: {controller} vs fifo",
-                f"{learner} {controller}",
-                f"{learner} fifo",
-                "better",
-                paper=published.T4.gain(controller, "fifo", method=name),
-                claims=("C3",),
-            )
-            for controller in ("lru", "clock")
-        ]
-        base = published.T1.mean("without", method=name, shot="1")
-        fifo = published.T4.mean("fifo", method=name)
-        found.append(
-            Contrast(
-                f"{learner}: fifo vs {learner}",
-                f"{learner} fifo",
-                learner,
-                "worse",
-                paper=round(fifo - base, 2),
-                claims=("C3",),
-            )
+        printed = {
+            controller: published.T4.mean(controller, method=name) for controller in CONTROLLERS
+        }
+        printed[learner] = published.T1.mean("without", method=name, shot="1")
+        found += _controller_contrasts(learner, "", printed)
+    return (*found, *_controller_contrasts("maml", f" {MENDED}", {}))
+
+
+def _controller_contrasts(learner: str, kind: str, printed: dict[str, float]) -> list[Contrast]:
+    pairs: list[tuple[str, str, Expectation]] = [
+        ("lru", "fifo", "better"),
+        ("clock", "fifo", "better"),
+        ("fifo", learner, "worse"),
+    ]
+    return [
+        Contrast(
+            f"{learner}{kind}: {a} vs {b}",
+            f"{learner} {a}{kind}",
+            b if b == learner else f"{learner} {b}{kind}",
+            expect,
+            paper=round(printed[a] - printed[b], 2) if printed else None,
+            claims=("C3",),
         )
-    return tuple(found)
+        for a, b, expect in pairs
+    ]
 
 
 T4 = Entry(
