@@ -24,7 +24,7 @@ def with_options(config, options):
     plain = to_dict(config)
     for option in options:
         override(plain, option)
-    return from_dict(plain, RunConfig)
+    return from_dict(plain, RunConfig, where="the test")
 
 
 PLACES = [(name, where) for name, entry in ENTRIES.items() for where in entry.scales]
