@@ -1,14 +1,9 @@
-"""Figures of what memory changes: which learners are paired, what is linked, what is missing."""
+"""Figures of what memory changes: which learners are paired, and when they are worth a figure."""
 
 import pytest
 
-from tests.study.test_command import ROOT
-from torchemo.errors import DataError
 from torchemo.study.drawings import Pair, with_and_without
-from torchemo.study.memory_figures import linked_figures, memory_figures
-from torchemo.study.records import read_result
-
-RECORD = ROOT / "studies" / "T7-cpu-regression.json"
+from torchemo.study.memory_figures import memory_figures
 
 
 def cell(preset, world="mixed", *, role="base", scores=(1.0, 2.0), suffix="", of=None):
@@ -56,19 +51,3 @@ def test_errors_start_at_zero_unless_they_differ_by_far(worst, ticks):
     pairs = [Pair("a", [worst], [1.0]), Pair("b", [2.0], [1.5])]
     text = str(with_and_without(pairs, name="n", x="error", higher_is_better=False))
     assert all(f">{tick}<" in text for tick in ticks)
-
-
-def test_the_figures_of_the_pages_are_those_of_the_records():
-    found = {}
-    for page in (ROOT / name for name in ("README.md", "docs/findings.md", "docs/results.md")):
-        found |= linked_figures(page.read_text(), page.parent, ROOT / "studies")
-    assert found
-    for path, text in found.items():
-        assert path.read_text() == text, "run: make reproducibility"
-
-
-def test_a_figure_that_a_record_does_not_have_is_named(tmp_path):
-    assert "mixed" in memory_figures(read_result(RECORD))
-    page = "![a](figures/T7-cpu-regression-nowhere.svg)"
-    with pytest.raises(DataError, match="no figure of memory on 'nowhere'"):
-        linked_figures(page, tmp_path, ROOT / "studies")

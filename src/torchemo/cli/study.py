@@ -317,7 +317,7 @@ class Reproducibility:
     def run(self) -> int:
         """Run the command."""
         from torchemo.study.inserts import with_tables
-        from torchemo.study.memory_figures import linked_figures
+        from torchemo.study.linked import linked_figures
         from torchemo.study.reproducibility import reproducibility
 
         written = {self.out: reproducibility(self.records)}

@@ -49,6 +49,15 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     return [*found, *_layers(result)]
 
 
+def named_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
+    """Return by name the figures that pages may link: what memory changes in each world, or a sweep."""
+    found = memory_figures(result)
+    metric = _metric(result)
+    if ENTRIES[result["entry"]].figure == "sweep" and metric is not None:
+        found["sweep"] = _sweep(result, metric)[0]
+    return found
+
+
 def _metric(result: Mapping[str, Any]) -> Metric | None:
     for cell in result["cells"]:
         for test in cell["tests"].values():

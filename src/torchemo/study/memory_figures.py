@@ -1,23 +1,16 @@
 """What memory changes for each learner of a study: a figure per set of tasks."""
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from torchemo.errors import DataError
-from torchemo.report.svg import standalone
 from torchemo.report.words import METRICS
 from torchemo.study.drawings import Pair, with_and_without
-from torchemo.study.records import read_result
 from torchemo.study.scales import OWN_WORLDS
 
 FEWEST = 3
 """Fewer learners than these are told better by a table."""
-
-_LINK = re.compile(r"\((?P<path>[^()\s]*figures/(?P<record>[A-Z]\d-\w+-\w+)-(?P<world>\w+)\.svg)\)")
 
 
 def memory_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
@@ -42,24 +35,6 @@ def memory_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
             higher_is_better=metric.higher_is_better,
         )
         found[world] = (f"Learners without and with memory{where}; small dots are seeds.", figure)
-    return found
-
-
-def linked_figures(page: str, folder: Path, records: Path) -> dict[Path, str]:
-    """Return the figures that a page in ``folder`` links as ``figures/<record>-<world>.svg``, drawn anew.
-
-    Raises:
-        DataError: There is no such record, or too little in it to draw.
-    """
-    found = {}
-    for link in _LINK.finditer(page):
-        drawn = memory_figures(read_result(records / f"{link['record']}.json"))
-        if link["world"] not in drawn:
-            raise DataError(
-                f"{link['record']} has no figure of memory on '{link['world']}'.",
-                hint=f"It has: {', '.join(drawn) or 'none'}.",
-            )
-        found[folder / link["path"]] = standalone(drawn[link["world"]][1])
     return found
 
 

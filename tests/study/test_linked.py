@@ -1,0 +1,47 @@
+"""Figures that pages link: drawn from the records, the same as in the repository, missing ones named."""
+
+import pytest
+
+from tests.study.test_command import ROOT
+from torchemo.errors import DataError
+from torchemo.study.figures import named_figures
+from torchemo.study.linked import linked_figures
+from torchemo.study.records import read_result
+
+RECORD = ROOT / "studies" / "T7-cpu-regression.json"
+
+
+def test_the_figures_of_the_pages_are_those_of_the_records():
+    found = {}
+    for page in (ROOT / name for name in ("README.md", "docs/findings.md", "docs/results.md")):
+        found |= linked_figures(page.read_text(), page.parent, ROOT / "studies")
+    assert found
+    for path, text in found.items():
+        assert path.read_text() == text, "run: make reproducibility"
+
+
+def test_a_figure_that_a_record_does_not_have_is_named(tmp_path):
+    assert "mixed" in named_figures(read_result(RECORD))
+    page = "![a](figures/T7-cpu-regression-nowhere.svg)"
+    with pytest.raises(DataError, match="no figure 'nowhere'"):
+        linked_figures(page, tmp_path, ROOT / "studies")
+
+
+def swept(name, value, preset="maml-emo-paper", reading=None):
+    mean = {"value": value, "low": value - 0.1, "high": value + 0.1}
+    tests = {"mixed": {"metric": "mse", "mean": mean, "seed_means": [value]}}
+    about = {"name": name, "preset": preset, "role": "emo", "world": "mixed"}
+    return {**about, "tests": tests, "reading": reading}
+
+
+def test_a_sweep_has_a_line_per_reading_and_all_begin_without_memory():
+    base = {**swept("maml", 1.0, "maml"), "role": "base"}
+    cells = [base, swept("T=20", 3.0), swept("T=20 mended", 0.9, reading="mended")]
+    cells += [swept("T=8 ours", 0.4, "maml-emo"), swept("T=2 ours", 0.6, "maml-emo")]
+    drawn = named_figures({"entry": "F3", "cells": cells})
+    assert list(drawn) == ["sweep"]
+    text = str(drawn["sweep"][1])
+    assert all(f">{reading}, 1-shot<" in text for reading in ("literal", "mended", "ours"))
+    assert [text.index(f">{size}<") for size in (0, 2, 8, 20)] == sorted(
+        text.index(f">{size}<") for size in (0, 2, 8, 20)
+    )
