@@ -30,7 +30,7 @@ def test_a_figure_that_a_record_does_not_have_is_named(tmp_path):
 def swept(name, value, preset="maml-emo-paper", reading=None):
     mean = {"value": value, "low": value - 0.1, "high": value + 0.1}
     tests = {"mixed": {"metric": "mse", "mean": mean, "seed_means": [value]}}
-    about = {"name": name, "preset": preset, "role": "emo", "world": "mixed"}
+    about = {"name": name, "preset": preset, "role": "emo", "world": "mixed", "of": None}
     return {**about, "tests": tests, "reading": reading}
 
 
