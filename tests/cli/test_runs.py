@@ -89,6 +89,8 @@ def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
         (("--options", "emo=5"), 2, "'emo' should be a table"),
         (("--config", "nowhere.toml"), 2, "there is no such file"),
         (("--data", "nowhere"), 3, "nowhere: there is no such file or folder"),
+        (("--data", "nowhere"), 3, "a run keeps the paths it was trained with"),
+        (("--data", "/nowhere"), 3, "/nowhere: there is no such file or folder.\n"),
         (("--data", "regression:hsml5"), 2, "regression:hsml4"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -182,9 +182,13 @@ def _recognise(path: Path, domain: str) -> Listing:
 
 
 def _there(path: Path | str) -> Path:
-    if not Path(path).exists():
-        raise DataError(f"{path}: there is no such file or folder.")
-    return Path(path)
+    place = Path(path)
+    if not place.exists():
+        here = f"It was looked for in {Path.cwd()}; a run keeps the paths it was trained with."
+        raise DataError(
+            f"{path}: there is no such file or folder.", hint=None if place.is_absolute() else here
+        )
+    return place
 
 
 def _splits_beside(path: Path) -> SplitFile | None:
