@@ -396,3 +396,12 @@ def test_building_an_aggregator_leaves_the_global_random_state_alone():
     for build in BUILD.values():
         build()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_gates_are_told_by_tensor_and_averaged_over_steps():
+    plain, stepwise = Gated(["a", "b"]), Gated(["a", "b"], steps=2)
+    with torch.no_grad():
+        plain.gate.copy_(torch.tensor([0.5, -0.25]))
+        stepwise.gate.copy_(torch.tensor([[1.0, 0.0], [0.5, 0.25]]))
+    assert plain.gates() == {"a": 0.5, "b": -0.25}
+    assert stepwise.gates() == {"a": 0.5, "b": 0.375}

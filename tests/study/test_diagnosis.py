@@ -49,6 +49,16 @@ def test_a_diagnosis_reports_every_number_and_changes_nothing():
     assert set(found["cosine_by_tensor"]) == set(found["norm_ratio_by_tensor"])
 
 
+def test_the_gates_of_an_aggregator_that_learns_them_are_reported():
+    gated = trained("maml-emo-paper", emo__aggregator__kind="gated")
+    found = diagnose(gated, tasks=4)
+    learned = gated.trainer.emo.aggregator.gate.tolist()
+    assert list(found["gate_by_tensor"].values()) == learned
+    assert any(learned)
+    assert set(found["gate_by_tensor"]) == set(found["cosine_by_tensor"])
+    assert "gate_by_tensor" not in diagnose(trained("maml-emo-paper"), tasks=4)
+
+
 def test_consolidated_slots_agree_with_the_gradients_that_made_them():
     # One slot that all tasks share has moved against their rows: its cosine with minus a row is positive.
     found = diagnose(trained("maml-emo", steps=20, emo__memory__capacity=1), tasks=16)

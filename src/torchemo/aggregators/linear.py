@@ -169,6 +169,11 @@ class Gated(nn.Module):
         """Return the gradients themselves."""
         return dict(grads)
 
+    def gates(self) -> dict[str, float]:
+        """Return b_l by tensor, averaged over inner steps where they have gates of their own."""
+        shares = self.gate.detach().reshape(len(self.names), -1).mean(1)
+        return dict(zip(self.names, shares.tolist(), strict=True))
+
     def _own_part(self, grad: Tensor, name: str, *, step: int) -> Tensor:
         return grad if self.own is None else self._entry(self.own, name, step=step) * grad
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from torchemo.aggregators import Gated
 from torchemo.diagnostics import RecallStatistics, recall_statistics
 from torchemo.experiment import Experiment
 from torchemo.step import outer_step
@@ -23,7 +24,8 @@ def diagnose(experiment: Experiment, *, tasks: int, split: str = "test") -> dict
 
     Returns:
         Means over tasks: same_domain, cosine and norm_ratio (over tensors and by tensor), age, distance;
-        None where nothing was recalled. ``chance`` is the same-domain rate of slots drawn at random.
+        None where nothing was recalled. ``chance`` is the same-domain rate of slots drawn at random;
+        ``gate_by_tensor`` the learned shares of a `Gated` aggregator.
     """
     trainer, source = experiment.trainer, experiment.source
     if trainer.emo is None:
@@ -45,6 +47,8 @@ def diagnose(experiment: Experiment, *, tasks: int, split: str = "test") -> dict
         domains.append(episode.domain)
     sign = -1.0 if trainer.emo.consolidates else 1.0
     result = {"tasks": tasks, "chance": 1 / len(source.domains), **_means(seen, sign)}
+    if isinstance(trainer.emo.aggregator, Gated) and not trainer.emo.consolidates:
+        result["gate_by_tensor"] = trainer.emo.aggregator.gates()
     if trainer.emo.consolidates and recalls and recalls[0].m:
         weights = _weights(recalls, len(trainer.emo.memory))
         result["same_domain"] = slot_purity(weights, torch.cat(domains))

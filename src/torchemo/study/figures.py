@@ -167,16 +167,23 @@ def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
 
 
 def _layers(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Draw how much recalled and own values agree, tensor by tensor."""
-    shown = [
-        (short(cell["title"], length=30), cell["recall"]["cosine_by_tensor"])
-        for cell in result["cells"]
-        if cell["role"] == "emo" and cell["recall"] and cell["recall"]["cosine_by_tensor"]
-    ]
-    if not shown:
-        return []
-    drawn = by_tensor(shown[:MAX_LINES], name="layers", y="cos(recall, own)")
-    return [("Agreement of what is recalled with the task's own value, by tensor.", drawn)]
+    """Draw tensor by tensor how much recalled and own values agree, and what share gates give the former."""
+    wanted = {
+        "cosine": ("cos(recall, own)", "Agreement of what is recalled with the task's own value"),
+        "gate": ("gate b", "Learned share of what is recalled beside the task's own gradient"),
+    }
+    cells = [cell for cell in result["cells"] if cell["role"] == "emo" and cell["recall"]]
+    found = []
+    for name, (y, caption) in wanted.items():
+        shown = [
+            (short(cell["title"], length=30), values)
+            for cell in cells
+            if (values := cell["recall"].get(f"{name}_by_tensor"))
+        ]
+        if shown:
+            drawn = by_tensor(shown[:MAX_LINES], name=f"{name}-layers", y=y)
+            found.append((f"{caption}, by tensor.", drawn))
+    return found
 
 
 def _curves(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:

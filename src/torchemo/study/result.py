@@ -226,7 +226,8 @@ def _recall(folders: Sequence[Path]) -> dict[str, Any] | None:
     means = {name: _mean([r.get(name) for r in found]) for name in names}
     tensors = {
         name: {t: _mean([r[name].get(t) for r in found]) for t in found[0][name]}
-        for name in ("cosine_by_tensor", "norm_ratio_by_tensor")
+        for name in ("cosine_by_tensor", "norm_ratio_by_tensor", "gate_by_tensor")
+        if all(name in r for r in found)  # few have gates
     }
     return {**means, **tensors}
 
