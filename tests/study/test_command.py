@@ -65,16 +65,20 @@ def a_contrast(name, cell, against, *, low, high, claims=("C1",), **changes):
     return {
         **{"name": name, "cell": cell, "against": against, "test": None, "expect": "better"},
         **{"claims": list(claims), "paper": 2.0, "diverged": [], "metric": "accuracy"},
-        **{"over_tasks": interval, "per_domain": {}, "relative": 0.1},
-        "verdict": "holds" if low > 0 else "does not hold",
+        **{"over_tasks": interval, "over_seeds": {"both": interval}},
+        **{"per_domain": {}, "relative": 0.1},
         **changes,
     }
 
 
 def write_record(folder, contrasts, **changes):
     cells = [
-        {"name": name, "preset": name, "role": role, "tests": {}, "world": "mixed"}
-        for name, role in (("maml", "base"), ("maml-emo", "emo"), ("maml-emo-paper", "emo"))
+        {
+            **{"name": f"{learner}{kind}", "preset": f"{learner}{kind}"},
+            **{"role": "emo" if kind else "base", "tests": {}, "world": "mixed", "runs": []},
+        }
+        for learner in ("maml", "anil", "meta-sgd")
+        for kind in ("", "-emo", "-emo-paper")
     ]
     worlds = {"mixed": ["regression:hsml4"]}
     result = a_result(cells=cells, contrasts=contrasts, worlds=worlds, **changes)
@@ -102,19 +106,21 @@ def test_without_records_everything_is_not_run_or_cannot_be_tested_here(tmp_path
     assert set(verdicts.values()) == {"not run"}
 
 
+def gains(kind, low=0.01, high=0.03, **changes):
+    """All that C1 rests on, in one reading."""
+    return [
+        a_contrast(f"{n}{kind} vs {n}", f"{n}{kind}", n, low=low, high=high, **changes)
+        for n in ("maml", "anil", "meta-sgd")
+    ]
+
+
 def test_a_claim_holds_in_a_reading_if_all_its_contrasts_hold(tmp_path):
-    write_record(
-        tmp_path,
-        [
-            a_contrast("literal", "maml-emo-paper", "maml", low=-0.02, high=0.01),
-            a_contrast("ours", "maml-emo", "maml", low=0.01, high=0.03),
-        ],
-    )
+    write_record(tmp_path, [*gains("-emo-paper", low=-0.02, high=0.01), *gains("-emo")])
     found = rows(reproducibility(tmp_path))["C1"]
     assert [row[2] for row in found] == ["literal", "ours"]
     assert [row[-1].strip("* |") for row in found] == ["does not hold", "holds"]
     assert "+2.00 [+1.00, +3.00] points" in found[1][4]
-    assert found[1][5] == "regression:hsml4, cpu"
+    assert found[1][5] == "regression:hsml4 (the paper has no regression), cpu"
     assert "T1-cpu-regression.json" in found[1][8]
 
 
@@ -128,8 +134,7 @@ def test_the_benefit_table_must_hold_on_every_domain(tmp_path):
         "birds": {"value": 0.02, "low": 0.01, "high": 0.03},
         "fungi": {"value": 0.0, "low": -0.01, "high": 0.01},
     }
-    contrast = a_contrast("x", "maml-emo", "maml", low=0.01, high=0.03, per_domain=domains)
-    write_record(tmp_path, [contrast])
+    write_record(tmp_path, gains("-emo", per_domain=domains))
     found = rows(reproducibility(tmp_path))
     assert found["C1"][0][-1].strip("* |") == "holds"
     assert found["T1"][0][-1].strip("* |") == "does not hold"

@@ -32,6 +32,7 @@ def test_a_study_trains_tunes_scores_and_writes_everything_down(run_tiny):
         "gain",
         *(f"maml-emo-paper vs {name}"
           for name in ("no-memory", "random-retrieval", "random-gradients")),
+        *(f"maml-emo-paper/{name} vs maml" for name in ("random-retrieval", "random-gradients")),
     ]  # fmt: skip
     base, emo = saved["cells"][:2]
     assert len(base["tried"]) == 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.study.conftest import TINY, tiny_study
+from tests.study.test_command import ROOT
 from torchemo.config import RunConfig
 from torchemo.errors import ConfigError
 from torchemo.presets import preset
@@ -14,6 +15,7 @@ from torchemo.study.entries.comparisons import TRAINED_LONGER
 from torchemo.study.entries.methods import MENDED_OPTIONS
 from torchemo.study.entry import MENDED
 from torchemo.study.plan import minutes, plan, run_id
+from torchemo.study.records import read_result
 from torchemo.study.run import StudyRun
 from torchemo.study.scales import FOUR, SCALES, SEEN, scale_of
 from torchemo.toml import from_dict, override, to_dict
@@ -74,6 +76,14 @@ def test_every_cell_with_memory_is_set_against_all_of_its_controls(name):
         if study.config(cell, {}).emo.memory.write == "consolidate":
             wanted.add("one-slot")
         assert {(cell.name, f"{cell.name}/{control}") for control in wanted} <= drawn
+
+
+def test_controls_are_also_set_against_the_learner_without_memory():
+    study = plan(ENTRIES["T1"], SCALES["cpu/pictures"], chosen=("maml", "maml-emo", "maml longer"))
+    drawn = [(c.cell, c.against, c.expect) for c in study.contrasts if c.against == "maml"]
+    assert ("maml-emo/one-slot", "maml", "shown") in drawn
+    assert ("maml-emo/random-gradients", "maml", "shown") in drawn
+    assert not [pair for pair in drawn if pair[0] == "maml-emo/no-memory"]  # they are the same runs
 
 
 def test_a_control_changes_one_thing_and_takes_the_rates_of_its_cell():
@@ -218,6 +228,14 @@ def test_three_readings_are_swept_and_speak_for_the_same_claim():
     swept = [cell for cell in study.cells if cell.role == "emo"]
     for cell in swept:
         assert study.config(cell, {}).emo.memory.capacity == int(cell.name.split(" ")[0][2:])
+
+
+@pytest.mark.parametrize("tasks", ["pictures", "regression"])
+def test_fresh_seeds_take_the_rates_that_t1_chose(tasks):
+    recorded = read_result(ROOT / "studies" / f"T1-cpu-{tasks}.json")["cells"]
+    chosen = {cell["name"]: tuple(cell["rates"]) for cell in recorded}
+    for cell in plan(ENTRIES["R2"], scale_of("cpu", tasks), controls=False).cells:
+        assert cell.rates == chosen[cell.name]
 
 
 def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_t1(tmp_path):

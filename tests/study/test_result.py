@@ -50,11 +50,25 @@ def test_a_contrast_can_look_at_other_inner_steps_on_either_side():
 
 
 def test_lower_errors_are_better_and_lower_accuracies_worse():
-    a, b = np.full((1, 8, 1), 0.1), np.full((1, 8, 1), 0.5)
-    a[0, :, 0] += np.linspace(0, 0.01, 8)
+    a, b = np.full((2, 8, 1), 0.1), np.full((2, 8, 1), 0.5)
+    a[:, :, 0] += np.linspace(0, 0.01, 8)
     contrast = Contrast("c", "a", "b", "better")
     assert describe_contrast(contrast, scores(a, "mse"), scores(b, "mse"))["verdict"] == "holds"
     assert describe_contrast(contrast, scores(a), scores(b))["verdict"] == "does not hold"
+
+
+@pytest.mark.parametrize("how", ["domain", "data", "metric"])
+def test_scores_of_other_tasks_are_not_set_against_each_other(how):
+    first = scores(np.ones((2, 4, 1)))._replace(data="abc")
+    second = {
+        "domain": first._replace(domain=1 - first.domain),
+        "data": first._replace(data="abd"),
+        "metric": first._replace(metric="mse"),
+    }[how]
+    contrast = Contrast("one vs other", "a", "b")
+    with pytest.raises(DataError, match="one vs other: the scores are not of the same test tasks"):
+        describe_contrast(contrast, first, second)
+    assert describe_contrast(contrast, first, first._replace(data=None))["seeds"] == 2  # restored
 
 
 def test_what_is_claimed_of_a_cell_that_diverged_does_not_hold():
@@ -105,6 +119,31 @@ def test_a_record_that_would_be_too_large_leaves_nothing_behind(tmp_path):
     with pytest.raises(DataError, match="more than 1,000,000 bytes"):
         record(folder, tmp_path / "studies")
     assert not list((tmp_path / "studies").iterdir())
+    write_json(folder / "result.json", a_result())
+    (kept, _) = record(folder, tmp_path / "studies")
+    write_json(folder / "result.json", a_result(ballast=list(range(200_000))))
+    with pytest.raises(DataError, match="more than 1,000,000 bytes"):
+        record(folder, tmp_path / "studies")
+    assert read_result(kept) == a_result()  # what was recorded before is still there
+
+
+def test_a_record_with_more_cells_or_seeds_is_not_lost_by_mistake(tmp_path):
+    folder, to = tmp_path / "T1-cpu-regression", tmp_path / "studies"
+    save_scores(folder / "scores.npz", {"a|mixed": scores([[[0.5], [0.25]]])})
+    cells = [{"name": name} for name in ("maml", "anil")]
+    write_json(folder / "result.json", a_result(cells=cells, seeds=[0, 1]))
+    (kept, _) = record(folder, to)
+    before = kept.read_bytes()
+    for fewer in (a_result(cells=cells[:1], seeds=[0, 1]), a_result(cells=cells, seeds=[1, 2])):
+        write_json(folder / "result.json", fewer)
+        with pytest.raises(DataError, match=r"also has (anil|seed 0), which would be lost"):
+            record(folder, to)
+        assert kept.read_bytes() == before
+    record(folder, to, replace=True)
+    assert read_result(kept)["seeds"] == [1, 2]
+    write_json(folder / "result.json", a_result(cells=cells, seeds=[1, 2, 3]))
+    record(folder, to)
+    assert read_result(kept)["seeds"] == [1, 2, 3]
 
 
 def test_a_record_of_costs_has_no_scores_beside_it(tmp_path):

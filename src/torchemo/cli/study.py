@@ -217,6 +217,8 @@ class RecordStudy:
     """Folder of all studies."""
     to: Path = RECORDS
     """Folder of records."""
+    replace: bool = False
+    """Replace a record also where it has cells or seeds that this result has not."""
     json: bool = False
     """Print the paths as JSON."""
 
@@ -229,7 +231,7 @@ class RecordStudy:
         kept = []
         for name in self.names:
             folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
-            kept += [str(path) for path in record(folder, self.to)]
+            kept += [str(path) for path in record(folder, self.to, replace=self.replace)]
         if self.json:
             print_json({"records": kept})
         else:

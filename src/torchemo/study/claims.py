@@ -1,16 +1,17 @@
 """What the paper claims, and what recorded results say about it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torchemo.report.words import METRICS, number
 from torchemo.study import published
 from torchemo.study.entries import ENTRIES
-from torchemo.study.entry import LITERAL, OURS, Entry
-from torchemo.study.scales import FOUR
+from torchemo.study.entry import LITERAL, MENDED, OURS, Contrast, Entry
+from torchemo.study.scales import FOUR, scale_of
 from torchemo.study.tables import estimate
-from torchemo.study.verdict import Verdict, interval_of, judge
+from torchemo.study.verdict import Verdict, interval_of, over_tasks, together, verdict_of
 
 CLAIMS: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -41,7 +42,8 @@ class Finding(NamedTuple):
 def claim_findings(claim: str, result: Mapping[str, Any]) -> list[Finding]:
     """Return what a result says about a claim, one finding per reading that it has contrasts for."""
     contrasts = [c for c in result["contrasts"] if claim in c["claims"]]
-    return _by_reading(CLAIMS[claim], contrasts, result)
+    wanted = [c.name for c in _planned(result) if claim in c.claims]
+    return _by_reading(CLAIMS[claim], contrasts, result, wanted=wanted)
 
 
 def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
@@ -49,30 +51,39 @@ def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
     entry = ENTRIES[result["entry"]]
     special = {"T6": _t6, "F1": _f1, "F4": _f4, "F6": _f6}
     if entry.name in special:
+        if not _needed(entry) <= _cells(result).keys():
+            return [Finding(entry.says, LITERAL, "", "not all of it was run", "undecided")]
         return [special[entry.name](entry, result)]
     controls = _control_names(result)
+    # What the paper claims counts, also of cells that share their rates, as its own do.
     claimed = [
         c
         for c in result["contrasts"]
-        # What the paper claims counts, also of cells that share their rates, as its own do.
         if c["claims"] or (c["expect"] != "shown" and c["against"] not in controls)
     ]
-    if entry.name == "T1":  # it speaks of every data set
-        claimed = [{**c, "verdict": _on_every_domain(c)} for c in claimed]
-    found = _by_reading(entry.says, claimed, result)
+    wanted = [
+        c.name
+        for c in _planned(result)
+        if c.claims or (c.expect != "shown" and c.against not in controls)
+    ]
+    judge = _on_every_domain if entry.name == "T1" else verdict_of  # T1 speaks of every data set
+    found = _by_reading(entry.says, claimed, result, wanted=wanted, judge=judge)
     if entry.name == "T5":  # the column it is about cannot be run
         found = [finding._replace(verdict="not testable here") for finding in found]
     return found
 
 
+def _needed(entry: Entry) -> set[str]:
+    """Name the cells without which an entry that draws no contrasts cannot be judged."""
+    of_emo = {"maml", "maml-emo-paper"}
+    needed = {"T6": of_emo, "F6": of_emo, "F1": of_emo | {"maml momentum", "maml adam"}}
+    return needed.get(entry.name, set())
+
+
 def _on_every_domain(contrast: Mapping[str, Any]) -> str:
     """Judge a contrast on all tasks and, over tasks, on each domain."""
-    if contrast["diverged"] or contrast["verdict"] != "holds":
-        return "does not hold"
-    better = METRICS[contrast["metric"]].higher_is_better
-    rows = [{"expect": "better", "over_tasks": row} for row in contrast["per_domain"].values()]
-    held = [judge(row, higher_is_better=better) == "holds" for row in rows]
-    return "holds" if all(held) else "does not hold"
+    domains = () if contrast["diverged"] else contrast["per_domain"]
+    return together([verdict_of(contrast), *(over_tasks(contrast, domain) for domain in domains)])
 
 
 def without_record(entry: Entry) -> Verdict:
@@ -81,51 +92,99 @@ def without_record(entry: Entry) -> Verdict:
     return "not run" if testable else "not testable here"
 
 
+def _planned(result: Mapping[str, Any]) -> tuple[Contrast, ...]:
+    """Return all contrasts of the entry that a result is of, also those that were not run."""
+    return ENTRIES[result["entry"]].contrasts(scale_of(result["scale"], result["tasks"]))
+
+
 def _by_reading(
-    what: str, contrasts: Iterable[Mapping[str, Any]], result: Mapping[str, Any]
+    what: str,
+    contrasts: Iterable[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    *,
+    wanted: Collection[str],
+    judge: Callable[[Mapping[str, Any]], str] = verdict_of,
 ) -> list[Finding]:
-    cells = _cells(result)
+    """Judge contrasts together, one finding per reading; ``wanted`` ones that are missing leave it open."""
+    readings = _readings(result)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     without: list[Mapping[str, Any]] = []
     for c in contrasts:
-        cell = cells[c["cell"]]
-        if "-emo" in cell["preset"]:
-            groups.setdefault(reading_of(cell), []).append(c)
-        else:
-            without.append(c)
+        reading = readings[c["cell"]]
+        (without if reading is None else groups.setdefault(reading, [])).append(c)
     if not groups and without:
         groups[""] = []
-    for (
-        group
-    ) in groups.values():  # what is said of learners without memory is said beside either reading
-        group += without
+    for group in groups.values():
+        group += without  # what is said of learners without memory is said beside every reading
     # Controls are compared after all inner steps: they say nothing about fewer.
     by_step = ENTRIES[result["entry"]].figure == "steps"
     controls = {} if by_step else _controls(result)
+    missing = _missing(result, wanted)
     return [
         Finding(
             what,
             reading,
             _listed([(c["name"], _points(c)) for c in group if c["paper"] is not None]),
-            _ours(group) + controls.get(reading, ""),
-            "holds" if all(c["verdict"] == "holds" for c in group) else "does not hold",
+            _ours(group, judge) + _not_run(missing[reading]) + controls.get(reading, ""),
+            together([*(judge(c) for c in group), *("undecided" for _ in missing[reading])]),
         )
         for reading, group in groups.items()
     ]
 
 
+def _readings(result: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the reading of every cell of a result or of its entry; None without memory."""
+    return {
+        cell["name"]: reading_of(cell) if "-emo" in cell["preset"] else None
+        for cell in (*_planned_cells(result), *result["cells"])
+    }
+
+
+def _planned_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    scale = scale_of(result["scale"], result["tasks"])
+    return [asdict(cell) for cell in ENTRIES[result["entry"]].cells(scale)]
+
+
+def _missing(result: Mapping[str, Any], wanted: Collection[str]) -> dict[str, list[str]]:
+    """Name by reading the contrasts that a claim rests on and that a result does not have."""
+    drawn = {c["name"] for c in result["contrasts"]}
+    readings = _readings(result)
+    found: dict[str, list[str]] = {name: [] for name in ("", LITERAL, MENDED, OURS)}
+    for c in _planned(result):
+        if c.name in wanted and c.name not in drawn:
+            reading = readings[c.cell]
+            for name in found if reading is None else (reading,):
+                found[name].append(c.name)
+    return found
+
+
+def _not_run(names: list[str]) -> str:
+    if len(names) > MAX_LISTED:
+        return f"; {len(names)} more were not run"
+    return "".join(f"; {name}: not run" for name in names)
+
+
 def _controls(result: Mapping[str, Any]) -> dict[str, str]:
-    """Say how many controls the cells of each reading beat."""
-    cells = _cells(result)
+    """Say how many controls the cells of each reading beat; the runs of a base learner are none."""
+    readings = _readings(result)
     controls = _control_names(result)
+    cells = _cells(result)
+    bases = [_run_ids(cell) for cell in cells.values() if cell["role"] == "base"]
     found: dict[str, list[bool]] = {}
     for c in result["contrasts"]:
-        if c["against"] in controls and c["expect"] != "shown" and not c["claims"]:
-            found.setdefault(reading_of(cells[c["cell"]]), []).append(c["verdict"] == "holds")
+        ids = _run_ids(cells[c["against"]])
+        again = cells[c["against"]]["role"] == "control" and ids in bases
+        if c["against"] in controls and c["expect"] != "shown" and not c["claims"] and not again:
+            reading = readings[c["cell"]] or ""
+            found.setdefault(reading, []).append(verdict_of(c) == "holds")
     return {
         reading: f"; better than {sum(beaten)} of {len(beaten)} controls"
         for reading, beaten in found.items()
     }
+
+
+def _run_ids(cell: Mapping[str, Any]) -> list[str]:
+    return [run["id"] for run in cell["runs"]]
 
 
 def reading_of(cell: Mapping[str, Any]) -> str:
@@ -136,17 +195,18 @@ def reading_of(cell: Mapping[str, Any]) -> str:
 
 def _control_names(result: Mapping[str, Any]) -> set[str]:
     """Name the controls, and the variants of a cell that keep its rates, such as one that trains longer."""
-    presets = {cell["name"]: cell["preset"] for cell in result["cells"]}
+    cells = [*_planned_cells(result), *result["cells"]]
+    presets = {cell["name"]: cell["preset"] for cell in cells}
     return {
         cell["name"]
-        for cell in result["cells"]
+        for cell in cells
         if cell["role"] == "control" or presets.get(cell.get("of")) == cell["preset"]
     }
 
 
-def _ours(contrasts: list[Mapping[str, Any]]) -> str:
+def _ours(contrasts: list[Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], str]) -> str:
     if len(contrasts) > MAX_LISTED:
-        held = sum(c["verdict"] == "holds" for c in contrasts)
+        held = sum(judge(c) == "holds" for c in contrasts)
         return f"{held} of {len(contrasts)} contrasts as claimed"
     return _listed([(c["name"], _interval(c)) for c in contrasts])
 
@@ -204,11 +264,14 @@ def _f4(entry: Entry, result: Mapping[str, Any]) -> Finding:
     right, total = 0, 0
     for tested in (cell["world"] for cell in cells):
         column = {c["world"]: c["tests"][tested] for c in cells if tested in c["tests"]}
+        if set(column) != set(FOUR):  # one was not run, or diverged
+            continue
         sign = 1 if METRICS[column[tested]["metric"]].higher_is_better else -1
         best = max(column, key=lambda world: sign * column[world]["mean"]["value"])
         right, total = right + (best == tested), total + 1
     text = f"on {right} of {total} sets the learner trained there is the best"
-    return Finding(entry.says, LITERAL, "on 4 of 4", text, _verdict(right == total))
+    found = _verdict(right == total) if total == len(FOUR) else "undecided"
+    return Finding(entry.says, "", "on 4 of 4", text, found)
 
 
 def _f6(entry: Entry, result: Mapping[str, Any]) -> Finding:

@@ -56,9 +56,33 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
     return found
 
 
-def control_contrasts(controls: list[Cell]) -> list[Contrast]:
-    """Set every cell against its controls; the paper reports none of them."""
-    return [
-        Contrast(f"{cell.of} vs {cell.name.rsplit('/', 1)[-1]}", str(cell.of), cell.name, "better")
+def control_contrasts(controls: list[Cell], cells: list[Cell]) -> list[Contrast]:
+    """Set every cell against its controls, and these against the learner without memory.
+
+    The paper reports none of them. The second say how much of a gain a control has already.
+    """
+    found = [
+        Contrast(f"{cell.of} vs {_kind(cell)}", str(cell.of), cell.name, "better")
         for cell in controls
     ]
+    for control in controls:
+        base = _base(control, cells)
+        if base is not None and _kind(control) != "no-memory":
+            found.append(Contrast(f"{control.name} vs {base.name}", control.name, base.name))
+    return found
+
+
+def _kind(control: Cell) -> str:
+    return control.name.rsplit("/", 1)[-1]
+
+
+def _base(control: Cell, cells: list[Cell]) -> Cell | None:
+    """Return the learner of a control without memory, trained on the same, with rates of its own."""
+    learner = control.preset.removesuffix("-paper").removesuffix("-emo")
+    alike = (
+        c
+        for c in cells
+        if (c.role, c.preset, c.world, c.n_shot) == ("base", learner, control.world, control.n_shot)
+        and not c.options
+    )
+    return next(alike, None)

@@ -30,6 +30,7 @@ class Cell:
         n_shot: K.
         of: It takes the rates chosen for this cell, as controls do; others choose their own on the grid.
         missing: Why it cannot be run, if it cannot.
+        rates: Rates that are given, chosen elsewhere, as options; it then chooses none.
         reading: Which reading of EMO it has, where its preset does not say so (`MENDED`).
     """
 
@@ -43,6 +44,7 @@ class Cell:
     n_shot: int = 1
     of: str | None = None
     missing: str | None = None
+    rates: tuple[str, ...] = ()
     reading: str | None = None
 
 
@@ -92,7 +94,6 @@ class Entry:
         note: What a reader must know about our version of it.
         seeds: Training seeds, where they are not those of the scale.
         test_seed: Which test tasks; all entries share those of 0 unless they must not.
-        tunes: Whether rates are chosen on the grid; else all cells take its first point.
     """
 
     name: str
@@ -113,7 +114,6 @@ class Entry:
     note: str = ""
     seeds: tuple[int, ...] | None = None
     test_seed: int = 0
-    tunes: bool = True
 
     @property
     def in_paper(self) -> bool:

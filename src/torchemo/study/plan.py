@@ -59,9 +59,10 @@ class Study:
         """Return the rates among which a cell chooses; controls take those of their cell."""
         if self.entry.measure == "cost":
             return ((),)
+        if cell.rates:
+            return (cell.rates,)
         learner = next((n for n in self.scale.own_grids if cell.preset.startswith(n)), None)
-        grid = self.scale.grid if learner is None else self.scale.own_grids[learner]
-        return grid if self.entry.tunes else grid[:1]
+        return self.scale.grid if learner is None else self.scale.own_grids[learner]
 
     def chooser(self, cell: Cell) -> Cell:
         """Return the cell whose rates a cell takes; a control's cell may itself take those of another."""
@@ -122,7 +123,7 @@ def plan(
         entry,
         scale,
         (*cells, *extra),
-        (*contrasts, *control_contrasts(extra)),
+        (*contrasts, *control_contrasts(extra, cells)),
         trained if entry.measure == "score" else trained[:1],
         options,
         chosen,

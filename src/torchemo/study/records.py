@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -44,35 +45,66 @@ def read_results(
     ]
 
 
-def record(folder: Path, to: Path) -> list[Path]:
+def record(folder: Path, to: Path, *, replace: bool = False) -> list[Path]:
     """Keep a result with the project: ``<entry>-<scale>-<tasks>.json`` and the scores of its tasks.
 
     Scores are kept after every inner step if they are small enough, else after the last one alone.
 
+    Args:
+        folder: Folder of the result.
+        to: Folder of the records.
+        replace: Put it in the place of a record that has cells or seeds which this one has not.
+
     Raises:
-        DataError: The folder holds no result, or it is too large.
+        DataError: The folder holds no result, it is too large, or something recorded would be lost.
     """
     result = read_result(folder / "result.json")
     name = f"{result['entry']}-{result['scale']}-{result['tasks']}"
     kept = [to / f"{name}.json", to / f"{name}.npz"]
-    write_json(kept[0], result)
-    scores = folder / "scores.npz"
-    with np.load(scores) as arrays:
-        if not arrays.files:  # costs are of no tasks
-            return kept[:1]
-    if scores.stat().st_size <= LARGEST:
-        shutil.copyfile(scores, kept[1])
-    else:
-        with np.load(scores) as arrays:
-            last = {n: a[..., -1:] if a.ndim == 3 else a for n, a in arrays.items()}
-        with kept[1].open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **last)
-    large = [path for path in kept if path.stat().st_size > LARGEST]
-    if large:
-        for path in kept:
-            path.unlink()
-        raise DataError(
-            f"{large[0].name} would have more than {LARGEST:,} bytes.",
-            hint="Record fewer seeds, or leave out controls.",
-        )
+    if kept[0].exists() and not replace:
+        _check_nothing_is_lost(read_result(kept[0]), result, kept[0])
+    to.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(
+        dir=to
+    ) as place:  # what is kept already stays until the new one is whole
+        written = [Path(place) / path.name for path in kept]
+        write_json(written[0], result)
+        if not _write_scores(folder / "scores.npz", written[1]):
+            written, kept = written[:1], kept[:1]
+        large = [path for path in written if path.stat().st_size > LARGEST]
+        if large:
+            raise DataError(
+                f"{large[0].name} would have more than {LARGEST:,} bytes.",
+                hint="Record fewer seeds, or leave out controls.",
+            )
+        for path, final in zip(written, kept, strict=True):
+            path.replace(final)
     return kept
+
+
+def _write_scores(scores: Path, to: Path) -> bool:
+    """Write scores as small as they must be; False if there are none, as costs are of no tasks."""
+    with np.load(scores) as arrays:
+        if not arrays.files:
+            return False
+    if scores.stat().st_size <= LARGEST:
+        shutil.copyfile(scores, to)
+        return True
+    with np.load(scores) as arrays:
+        last = {n: a[..., -1:] if a.ndim == 3 else a for n, a in arrays.items()}
+    with to.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **last)
+    return True
+
+
+def _check_nothing_is_lost(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    cells = [{cell["name"] for cell in one["cells"]} for one in (old, new)]
+    lost = [
+        *sorted(cells[0] - cells[1]),
+        *(f"seed {s}" for s in old["seeds"] if s not in new["seeds"]),
+    ]
+    if lost:
+        raise DataError(
+            f"{path} also has {', '.join(lost)}, which would be lost.",
+            hint="Bring them back with 'study restore' and run all of its cells; or give --replace.",
+        )

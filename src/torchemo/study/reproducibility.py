@@ -118,7 +118,8 @@ def _data(result: Mapping[str, Any]) -> str:
     mixed = tuple(result["worlds"].get("mixed", ()))
     if mixed == SCALES["cpu/pictures"].worlds["mixed"]:
         return "BTAF-like pictures, 32 px"
-    return _names([name for sets in result["worlds"].values() for name in sets])
+    names = _names([name for sets in result["worlds"].values() for name in sets])
+    return f"{names} (the paper has no regression)" if result["tasks"] == "regression" else names
 
 
 def _names(names: Sequence[str]) -> str:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from torchemo.errors import DataError
 from torchemo.report.collect import best_validation, curve
 from torchemo.report.figures import smooth
-from torchemo.report.words import METRICS
 from torchemo.runs import events as event_log
 from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval, paired_difference, seeds_by_tasks
 from torchemo.study.entry import Cell, Contrast
 from torchemo.study.job import read_json
-from torchemo.study.verdict import judge
+from torchemo.study.verdict import verdict_of
 
 DIGITS = 4
 """Digits that are kept of a task's score."""
@@ -32,12 +32,14 @@ class TaskScores(NamedTuple):
         domains: Names of the domains.
         domain: Domain of each task.
         scores: After 0, 1, ..., S inner steps, for every training seed.
+        data: Fingerprint of the data the tasks were drawn from; None where a record does not have it.
     """
 
     metric: str
     domains: tuple[str, ...]
     domain: Int[np.ndarray, " task"]
     scores: Float[np.ndarray, "seed task step"]
+    data: str | None = None
 
 
 class CellRuns(NamedTuple):
@@ -69,14 +71,40 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
     found = [record for record in records if record is not None and "diverged" not in record]
     if not found or len(found) < len(records):
         return None
-    first, shown = found[0], slice(None) if world == runs.cell.world else slice(-1, None)
-    scores = [[row[shown] for row in record["per_task"]] for record in found]
-    return TaskScores(
-        first["metric"],
-        tuple(first["domains"]),
-        np.array(first["domain"], dtype=np.int64),
-        np.array(scores, dtype=np.float64),
+    shown = slice(None) if world == runs.cell.world else slice(-1, None)
+    by_seed = [
+        TaskScores(
+            record["metric"],
+            tuple(record["domains"]),
+            np.array(record["domain"], dtype=np.int64),
+            np.array([[row[shown] for row in record["per_task"]]], dtype=np.float64),
+            record.get("data"),
+        )
+        for record in found
+    ]
+    for other in by_seed[1:]:
+        check_same_tasks(by_seed[0], other, what=f"{runs.cell.name} on {world}, two seeds")
+    whole = np.concatenate([one.scores for one in by_seed])
+    known = next((one.data for one in by_seed if one.data is not None), None)
+    return by_seed[0]._replace(scores=whole, data=known)
+
+
+def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> None:
+    """Refuse to set scores of different tasks against each other.
+
+    Raises:
+        DataError: They are of other tasks, of other data, or of another measure.
+    """
+    same = (
+        first.metric == second.metric
+        and np.array_equal(first.domain, second.domain)
+        and (first.data == second.data or None in (first.data, second.data))
     )
+    if not same:
+        raise DataError(
+            f"{what}: the scores are not of the same test tasks.",
+            hint="The data have changed between two runs: use another folder (--out).",
+        )
 
 
 def diverged(runs: CellRuns, world: str) -> bool:
@@ -124,11 +152,11 @@ def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str,
 
 def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores) -> dict[str, Any]:
     """Compare two cells on the same tasks: over tasks, per domain, over seeds."""
+    check_same_tasks(first, second, what=contrast.name)
     a = first.scores[:, :, -1 if contrast.step is None else contrast.step]
     b = second.scores[:, :, -1 if contrast.against_step is None else contrast.against_step]
-    seeds = min(len(a), len(b))
-    d = a[:seeds] - b[:seeds]
-    paired = paired_difference(a[:seeds].mean(0), b[:seeds].mean(0))
+    seeds, d = len(a), a - b
+    paired = paired_difference(a.mean(0), b.mean(0))
     found: dict[str, Any] = {
         **_named(contrast),
         "metric": first.metric,
@@ -143,15 +171,14 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     }
     if seeds > 1:
         found["over_seeds"] = seeds_by_tasks(d, resamples=999).to_dict()
-    better = METRICS[first.metric].higher_is_better
-    found["verdict"] = judge(found, higher_is_better=better)
+    found["verdict"] = verdict_of(found)
     return found
 
 
 def describe_diverged(contrast: Contrast, who: Sequence[str]) -> dict[str, Any]:
-    """Say that a contrast has no numbers because these cells diverged: what was claimed does not hold."""
-    verdict = "shown" if contrast.expect == "shown" else "does not hold"
-    return {**_named(contrast), "diverged": list(who), "verdict": verdict}
+    """Say that a contrast has no numbers because these cells diverged."""
+    found = {**_named(contrast), "diverged": list(who)}
+    return {**found, "verdict": verdict_of(found)}
 
 
 def _named(contrast: Contrast) -> dict[str, Any]:

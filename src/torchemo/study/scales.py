@@ -245,18 +245,19 @@ _PAPER = replace(
 )
 
 # Higher and lower on both sides of what base learners choose; gradients that are summed over ten shots need a
-# tenth of the inner rate.
+# tenth of the inner rate, with outer rates low and high.
 _POINT_RATES = _rates(
     *((0.003, 3e-3), (0.001, 3e-3), (0.003, 6e-3), (0.003, 0.012), (0.003, 0.024)),
-    *((0.01, 3e-3), (0.0003, 3e-3)),
+    *((0.01, 3e-3), (0.0003, 3e-3), (0.001, 0.012), (0.0003, 0.012)),
 )
 _POINT_RANGES = _ranges(
     *((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 6e-3), (0.001, 0.005, 0.012)),
     *((0.001, 0.005, 0.024), (0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
+    *((0.0003, 0.0015, 0.012), (0.0001, 0.0005, 0.012)),
 )
 _COORDINATE_RATES = _rates(
     *((0.0003, 3e-3), (0.0001, 3e-3), (0.0003, 6e-3), (0.0003, 0.012), (0.0003, 0.024)),
-    *((0.001, 3e-3), (0.0001, 0.012)),
+    *((0.001, 3e-3), (0.0001, 0.012), (0.00003, 3e-3), (0.00003, 0.012)),
 )
 
 SCALES: MappingProxyType[str, Scale] = MappingProxyType(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torchemo.report.words import METRICS, MINUS, number
 from torchemo.study.entries import ENTRIES
-from torchemo.study.verdict import interval_of
+from torchemo.study.verdict import interval_of, verdict_of
 
 
 class Table(NamedTuple):
@@ -150,7 +150,7 @@ def _relative(contrast: Mapping[str, Any]) -> str:
 
 
 def _expected(contrast: Mapping[str, Any]) -> str:
-    return "" if contrast["expect"] == "shown" else f"{contrast['expect']}: {contrast['verdict']}"
+    return "" if contrast["expect"] == "shown" else f"{contrast['expect']}: {verdict_of(contrast)}"
 
 
 def recall_table(cells: Sequence[Mapping[str, Any]]) -> Table:

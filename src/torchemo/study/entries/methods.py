@@ -11,11 +11,12 @@ READINGS = {"-emo-paper": "EMO (literal)", "-emo": "EMO (ours)"}
 """The paper's reading with its printed choices, and the one we use ourselves."""
 
 
-MEANS = ("emo.value.reduction=mean",)
+MEANS = ("emo.value.reduction=mean", "outer.clip=10.0")
 FIRST_STEP = (*MEANS, "emo.value.memory_steps=first")
 MENDED_OPTIONS = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
-"""What R1 changes about the literal reading, one after the other: gradients as large as the own one, recalled
-where they belong, by keys that tell tasks apart. The last is still a memory of single tasks' gradients."""
+"""What R1 changes about the literal reading, one after the other: gradients as large as the own one (and
+outer ones clipped, as those of base learners are), recalled where they belong, by keys that tell tasks apart.
+The last is still a memory of single tasks' gradients."""
 
 
 def suffix(n_shot: int) -> str:

@@ -20,7 +20,8 @@ class _Sweep:
         option: The option that sets it.
         reading: Which reading of EMO is varied.
         sizes: The sizes, none (the base learner) left out.
-        chosen: The size that the preset has; the largest where that is not among them.
+        chosen: The size that the preset has, whose rates the others take.
+        middle: Where growth should end.
         claim: The claim it bears on.
         table: The paper's numbers, for the literal reading.
         everything: The size that needs no option, as it is all there is.
@@ -31,6 +32,7 @@ class _Sweep:
     reading: str
     sizes: tuple[int, ...]
     chosen: int
+    middle: int
     claim: str
     table: Published | None = None
     everything: int | None = None
@@ -40,11 +42,6 @@ class _Sweep:
         """Ending of the names of its cells."""
         return "" if self.reading == LITERAL else f" {self.reading}"
 
-    @property
-    def middle(self) -> int:
-        """Where the paper says that growth ends."""
-        return self.chosen if self.chosen in self.sizes else self.sizes[-1]
-
     def cell_name(self, size: int, n_shot: int) -> str:
         """Name the cell of a size; size 0 is the base learner."""
         head = f"{self.letter}={size}{self.name}" if size else "maml"
@@ -53,11 +50,13 @@ class _Sweep:
     def cells(self, scale: Scale, n_shot: int) -> list[Cell]:
         """Return the cells of all sizes.
 
-        At the scale of the paper each tunes its rates. Elsewhere all take those chosen for the middle size,
-        which is what the paper does and favours its claim, and runs are shared with the other studies.
+        At the scale of the paper each tunes its rates. Elsewhere all take those of the size that the preset
+        has, which is what the paper does and favours its claim, and runs are shared with the other studies.
         """
         whole = scale.name == "paper"
-        middle = self.cell_name(self.middle, n_shot)
+        chosen = self.cell_name(self.chosen, n_shot)
+        # As in R1: recalled at the first step only, the own gradient keeps the rate of the base learner.
+        first = "maml" if self.reading == MENDED and scale.base_rates else None
         found = []
         for size in self.sizes:
             name = self.cell_name(size, n_shot)
@@ -70,7 +69,7 @@ class _Sweep:
                     options=(*self._changes, *self._sized(size)),
                     world=_world(scale),
                     n_shot=n_shot,
-                    of=None if whole or name == middle else middle,
+                    of=None if whole else first if name == chosen else chosen,
                     reading=self.reading,
                 )
             )
@@ -120,23 +119,28 @@ def _shots(scale: Scale) -> tuple[int, ...]:
 
 
 def _slots(scale: Scale) -> tuple[_Sweep, ...]:
-    option = "emo.memory.capacity"
-    ours = 16 if scale.regression else 8
+    option, ours = "emo.memory.capacity", 16 if scale.regression else 8
+    few, own = scale.capacities, scale.own_capacities
+    usual, ours = _among(few, 100), _among(own, ours)
     return (
-        _Sweep("T", option, LITERAL, scale.capacities, 100, "C4", published.F3),
-        _Sweep("T", option, MENDED, scale.capacities, 100, "C4"),
-        _Sweep("T", option, OURS, scale.own_capacities, ours, "C4"),
+        _Sweep("T", option, LITERAL, few, usual, usual, "C4", published.F3),
+        _Sweep("T", option, MENDED, few, usual, usual, "C4"),
+        _Sweep("T", option, OURS, own, ours, ours, "C4"),
     )
 
 
 def _neighbours(scale: Scale) -> tuple[_Sweep, ...]:
-    option = "emo.retrieval.k"
-    slots = scale.own_neighbours[-1]
+    option, few, own = "emo.retrieval.k", scale.neighbours, scale.own_neighbours
+    usual, everything = _among(few, 20), own[-1]
     return (
-        _Sweep("k", option, LITERAL, scale.neighbours, 20, "C5", published.F7),
-        _Sweep("k", option, MENDED, scale.neighbours, 20, "C5"),
-        _Sweep("k", option, OURS, scale.own_neighbours, slots, "C5", None, slots),
+        _Sweep("k", option, LITERAL, few, usual, usual, "C5", published.F7),
+        _Sweep("k", option, MENDED, few, usual, usual, "C5"),
+        _Sweep("k", option, OURS, own, everything, own[-2], "C5", None, everything),
     )
+
+
+def _among(sizes: tuple[int, ...], size: int) -> int:
+    return size if size in sizes else sizes[-1]
 
 
 def _cells(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Cell, ...]:
@@ -158,9 +162,9 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
 
 
 _NOTE = (
-    "At the scale of the paper every size tunes its rates; elsewhere all take those of the size in the"
-    " middle, on the mixed world. Mended: gradients averaged over the support set, recalled at the first step"
-    " only, by keys that tell tasks apart. Ours: slots that accumulate."
+    "At the scale of the paper every size tunes its rates; elsewhere all take those of the size that the"
+    " preset has, on the mixed world. Mended: gradients averaged over the support set, recalled at the first"
+    " step only, by keys that tell tasks apart. Ours: slots that accumulate."
 )
 
 F3 = Entry(
