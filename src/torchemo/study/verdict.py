@@ -26,8 +26,8 @@ RULE = (
 """Stated wherever verdicts are shown."""
 
 OTHER_RULES = (
-    "T1 must hold on all tasks and, over tasks, on every domain. T7 and T8 set ARML with memory against ARML and"
-    " MAML, and ARML and HSML against MAML; others are compared in their tables alone."
+    "T1 must hold on all tasks and, over tasks, on every domain. T7 and T8 set ARML with memory against"
+    " ARML and MAML, and ARML and HSML against MAML; the others are in their tables alone."
     " F1 compares the median training loss of the last window of the first seed, F4 the means of its"
     " matrix column by column, T6 the parameters (at most twice the printed ones), F6 the median time of"
     " an inner step (at most twice that of SGD; the paper's ratio is 1.5): these have no intervals."
