@@ -39,6 +39,20 @@ def test_a_single_number_per_task_has_a_cosine_too():
     assert (found.cosine["b"], found.norm_ratio["b"]) == (-1.0, 0.5)
 
 
+def test_a_tensor_without_a_gradient_but_rounding_is_left_out():
+    memory = EpisodicMemory(3, 2)
+    memory.write(torch.zeros(1, 2), {"w": torch.ones(1, 2), "bias": torch.full((1, 2), 1e-9)})
+    recall = Retrieval(1)(memory, torch.zeros(2, 2))
+    own = {"w": torch.ones(2, 2), "bias": torch.tensor([[1e-9, 0.0], [0.0, 0.0]])}
+    found = recall_statistics(memory, recall, own)
+    assert list(found.cosine) == list(found.norm_ratio) == ["w"]
+    half = {"w": torch.ones(2, 2), "bias": torch.tensor([[2.0, 2.0], [0.0, 0.0]])}
+    found = recall_statistics(memory, recall, half)  # one of two tasks has one
+    assert found.cosine["bias"] == pytest.approx(1.0)
+    assert found.norm_ratio["bias"] == pytest.approx(5e-10)
+    assert recall_statistics(memory, recall, {}).cosine == {}
+
+
 def test_an_empty_recall_tells_nothing():
     memory = EpisodicMemory(3, 2)
     found = recall_statistics(memory, Retrieval(2)(memory, torch.zeros(1, 2)), {})

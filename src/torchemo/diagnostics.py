@@ -10,6 +10,9 @@ from torchemo.aggregators import weighted_sum
 from torchemo.memory import EpisodicMemory
 from torchemo.types import Params, Recall
 
+NEGLIGIBLE = 1e-6
+"""Share of a task's largest gradient below which another is rounding."""
+
 
 class RecallStatistics(NamedTuple):
     """Means over the tasks of a batch; None where a batch cannot tell.
@@ -18,8 +21,8 @@ class RecallStatistics(NamedTuple):
         age: Batches since the recalled slots were written.
         distance: Distance to them.
         same_domain: Share of recall weight on slots of the task's own domain.
-        cosine: Cosine of the recalled mean and the task's own value, per tensor.
-        norm_ratio: Norm of the recalled mean over that of the task's own value, per tensor.
+        cosine: Cosine of the recalled mean and the task's own value, per tensor that has one.
+        norm_ratio: Norm of the recalled mean over that of the task's own value, per tensor that has one.
     """
 
     age: float | None
@@ -51,11 +54,17 @@ def recall_statistics(
     if domain is not None and recall.notes is not None and "domain" in recall.notes:
         same = _share(recall.weights.detach(), recall.notes["domain"] == domain[:, None])
     cosine, ratio = {}, {}
+    sizes = {name: _norms(_rows(own)) for name, own in values.items()}
+    largest = torch.stack([*sizes.values(), torch.zeros(len(recall.slots))]).amax(0)
     for name, own in values.items():
         if name in recall.values and recall.values[name].shape[2:] == own.shape[1:]:
-            recalled = _rows(weighted_sum(recall.values[name], recall.weights.detach()))
-            cosine[name] = float(torch.cosine_similarity(recalled, _rows(own)).mean())
-            ratio[name] = float((_norms(recalled) / _norms(_rows(own)).clamp_min(1e-30)).mean())
+            # Biases before a normalisation have no gradient but rounding: nothing can agree with it.
+            there = sizes[name] > NEGLIGIBLE * largest
+            if not bool(there.any()):
+                continue
+            recalled = _rows(weighted_sum(recall.values[name], recall.weights.detach()))[there]
+            cosine[name] = float(torch.cosine_similarity(recalled, _rows(own)[there]).mean())
+            ratio[name] = float((_norms(recalled) / sizes[name][there]).mean())
     return RecallStatistics(float(ages.mean()), float(recall.distances.mean()), same, cosine, ratio)
 
 

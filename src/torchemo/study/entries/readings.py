@@ -56,7 +56,7 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
             "emo",
             options=options,
             # Where the own gradient keeps its rate at all steps but the first, that of the base learner fits.
-            of="maml" if scale.base_rates and FIRST_STEP[-1] in options else None,
+            of="maml" if scale.name != "paper" and FIRST_STEP[-1] in options else None,
         )
         for name, (title, options) in _LITERAL.items()
     ]

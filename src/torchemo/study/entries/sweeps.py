@@ -56,7 +56,7 @@ class _Sweep:
         whole = scale.name == "paper"
         chosen = self.cell_name(self.chosen, n_shot)
         # As in R1: recalled at the first step only, the own gradient keeps the rate of the base learner.
-        first = "maml" if self.reading == MENDED and scale.base_rates else None
+        first = "maml" if self.reading == MENDED else None
         found = []
         for size in self.sizes:
             name = self.cell_name(size, n_shot)

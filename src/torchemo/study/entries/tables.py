@@ -203,18 +203,19 @@ def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
     return (
         *(base_cell(learner) for learner in LEARNERS),
         *literal,
-        *(_mended(cell) for cell in literal if cell.preset.startswith("maml")),
+        *(_mended(cell, scale) for cell in literal if cell.preset.startswith("maml")),
     )
 
 
-def _mended(cell: Cell) -> Cell:
-    """Return a literal cell without what R1 shows to break it."""
+def _mended(cell: Cell, scale: Scale) -> Cell:
+    """Return a literal cell without what R1 shows to break it; its rates are those of R1 and the sweeps."""
+    first = None if scale.name == "paper" else "maml"
     return replace(
         cell,
         name=f"{cell.name} {MENDED}",
         title=cell.title.replace(LITERAL, MENDED),
         options=(*MENDED_OPTIONS, *cell.options),
-        of=None if cell.of is None else f"{cell.of} {MENDED}",
+        of=first if cell.of is None else f"{cell.of} {MENDED}",
         reading=MENDED,
     )
 
