@@ -21,7 +21,7 @@ MAX_LINES = 6
 """More lines than these cannot be told apart."""
 
 MAX_ROWS = 24
-"""More intervals than these do not fit one figure: controls are then left to the table."""
+"""More intervals than these do not fit one figure: the others are then left to the table."""
 
 
 def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
@@ -66,10 +66,7 @@ def _metric(result: Mapping[str, Any]) -> Metric | None:
 
 
 def _forest(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
-    contrasts = [c for c in result["contrasts"] if not c["diverged"]]
-    roles = {cell["name"]: cell["role"] for cell in result["cells"]}
-    if len(contrasts) > MAX_ROWS:
-        contrasts = [c for c in contrasts if roles[c["against"]] != "control"][:MAX_ROWS]
+    contrasts = _most_telling(result)
     rows = []
     for c in contrasts:
         found = interval_of(c)
@@ -88,12 +85,22 @@ def _forest(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
         sides=sides if metric.higher_is_better else (sides[1], sides[0]),
         length=40,
     )
-    return [
-        (
-            "First minus second on the same tasks, 95 % intervals; claims of the paper in bold.",
-            figure,
-        )
+    caption = "First minus second on the same tasks, 95 % intervals; claims of the paper in bold."
+    left = sum(not c["diverged"] for c in result["contrasts"]) - len(rows)
+    more = f" {left} more are in the table below." if left else ""
+    return [(caption + more, figure)]
+
+
+def _most_telling(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the contrasts that fit one figure, in order: claims, then expectations, then the others."""
+    contrasts = [c for c in result["contrasts"] if not c["diverged"]]
+    roles = {cell["name"]: cell["role"] for cell in result["cells"]}
+    ranks = [
+        0 if c["claims"] else 2 + (c["expect"] == "shown") - (roles[c["against"]] != "control")
+        for c in contrasts
     ]
+    chosen = sorted(range(len(contrasts)), key=lambda i: (ranks[i], i))[:MAX_ROWS]
+    return [contrasts[i] for i in sorted(chosen)]
 
 
 def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:

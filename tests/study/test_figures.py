@@ -1,10 +1,10 @@
-"""Figures that pages link: drawn from the records, the same as in the repository, missing ones named."""
+"""Figures of results: what is drawn where not all fits, what pages link, missing ones named."""
 
 import pytest
 
 from tests.study.test_command import ROOT
 from torchemo.errors import DataError
-from torchemo.study.figures import named_figures
+from torchemo.study.figures import figures, named_figures
 from torchemo.study.linked import linked_figures
 from torchemo.study.records import read_result
 
@@ -45,3 +45,17 @@ def test_a_sweep_has_a_line_per_reading_and_all_begin_without_memory():
     assert [text.index(f">{size}<") for size in (0, 2, 8, 20)] == sorted(
         text.index(f">{size}<") for size in (0, 2, 8, 20)
     )
+
+
+def test_claims_are_drawn_where_not_all_contrasts_fit_one_figure():
+    row = {"value": 0.0, "low": -1.0, "high": 1.0}
+    about = {"against": "maml", "diverged": [], "metric": "mse", "over_tasks": row}
+    many = [{**about, "name": f"other {i}", "expect": "shown", "claims": []} for i in range(40)]
+    last = {**about, "name": "the claim", "expect": "better", "claims": ["C1"]}
+    cells = [{**swept("maml", 1.0, "maml"), "role": "base", "curve": None, "recall": None}]
+    drawn = figures({"entry": "T1", "cells": cells, "contrasts": [*many, last]})
+    caption, figure = drawn[0]
+    assert ">the claim<" in str(figure)
+    assert ">other 22<" in str(figure)
+    assert ">other 23<" not in str(figure)
+    assert "17 more are in the table" in caption
