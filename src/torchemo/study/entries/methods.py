@@ -13,10 +13,12 @@ READINGS = {"-emo-paper": "EMO (literal)", "-emo": "EMO (ours)"}
 
 MEANS = ("emo.value.reduction=mean", "outer.clip=10.0")
 FIRST_STEP = (*MEANS, "emo.value.memory_steps=first")
-MENDED_OPTIONS = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
+SIMILAR = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
+MENDED_OPTIONS = (*SIMILAR, "emo.aggregator.kind=gated")
 """What R1 changes about the literal reading, one after the other: gradients as large as the own one (and
-outer ones clipped, as those of base learners are), recalled where they belong, by keys that tell tasks apart.
-The last is still a memory of single tasks' gradients."""
+outer ones clipped, as those of base learners are), recalled where they belong, by keys that tell tasks apart,
+beside the own gradient with a gate per tensor that begins at zero. The last is still a memory of single tasks'
+gradients, and the first that does no harm."""
 
 
 def suffix(n_shot: int) -> str:

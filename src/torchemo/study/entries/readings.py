@@ -2,19 +2,24 @@
 
 from dataclasses import replace
 
-from torchemo.study.entries.methods import FIRST_STEP, MEANS, MENDED_OPTIONS, base_cell
+from torchemo.study.entries.methods import (
+    FIRST_STEP,
+    MEANS,
+    MENDED_OPTIONS,
+    SIMILAR,
+    base_cell,
+)
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
 from torchemo.study.scales import Scale
 
-_GATES = (*MENDED_OPTIONS, "emo.aggregator.kind=gated")
 _LITERAL = {
     "literal": ("as printed", ()),
     "means": ("gradients averaged over the support set", MEANS),
     "first step": ("and recalled at the first step only", FIRST_STEP),
-    "similar": ("and keys that tell tasks apart", MENDED_OPTIONS),
-    "gates": ("and a learned gate per tensor", _GATES),
-    "meta": ("and meta-gradients as values", (*_GATES, "emo.value.content=meta")),
+    "similar": ("and keys that tell tasks apart", SIMILAR),
+    "gates": ("and a learned gate per tensor", MENDED_OPTIONS),
+    "meta": ("and meta-gradients as values", (*MENDED_OPTIONS, "emo.value.content=meta")),
 }
 """Each changes one thing about the reading above it."""
 

@@ -55,7 +55,7 @@ class _Sweep:
         """
         whole = scale.name == "paper"
         chosen = self.cell_name(self.chosen, n_shot)
-        # As in R1: recalled at the first step only, the own gradient keeps the rate of the base learner.
+        # As in R1: where the own gradient keeps its rate, that of the base learner fits.
         first = "maml" if self.reading == MENDED else None
         found = []
         for size in self.sizes:
@@ -164,7 +164,7 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
 _NOTE = (
     "At the scale of the paper every size tunes its rates; elsewhere all take those of the size that the"
     " preset has, on the mixed world. Mended: gradients averaged over the support set, recalled at the first"
-    " step only, by keys that tell tasks apart. Ours: slots that accumulate."
+    " step only, by keys that tell tasks apart, with a learned gate per tensor (R1). Ours: slots that accumulate."
 )
 
 F3 = Entry(
