@@ -17,8 +17,8 @@ SIMILAR = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
 MENDED_OPTIONS = (*SIMILAR, "emo.aggregator.kind=gated")
 """What R1 changes about the literal reading, one after the other: gradients as large as the own one (and
 outer ones clipped, as those of base learners are), recalled where they belong, by keys that tell tasks apart,
-beside the own gradient with a gate per tensor that begins at zero. The last is still a memory of single tasks'
-gradients, and the first that does no harm."""
+beside the own gradient with a gate per tensor that begins at zero. The last is still a memory of single
+tasks' gradients, and the first that does no harm."""
 
 
 def suffix(n_shot: int) -> str:

@@ -164,7 +164,8 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
 _NOTE = (
     "At the scale of the paper every size tunes its rates; elsewhere all take those of the size that the"
     " preset has, on the mixed world. Mended: gradients averaged over the support set, recalled at the first"
-    " step only, by keys that tell tasks apart, with a learned gate per tensor (R1). Ours: slots that accumulate."
+    " step only, by keys that tell tasks apart, with a learned gate per tensor (R1). Ours: slots that"
+    " accumulate."
 )
 
 F3 = Entry(
