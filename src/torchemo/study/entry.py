@@ -116,6 +116,11 @@ class Entry:
     test_seed: int = 0
 
     @property
+    def sentence(self) -> str:
+        """What it is about, as it is shown: who says so, if it is the paper."""
+        return f"The paper: {self.says}" if self.in_paper else self.says
+
+    @property
     def in_paper(self) -> bool:
         """Whether it is a table or a figure of the paper."""
         return self.name[0] in "TF"

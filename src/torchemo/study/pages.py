@@ -21,7 +21,7 @@ def write_pages(folder: Path, result: Mapping[str, Any]) -> list[Path]:
     texts["report.html"] = render(
         "study.html.j2",
         title=f"{entry.name}: {entry.title}",
-        says=entry.says,
+        sentence=entry.sentence,
         about=about(result),
         note=entry.note,
         synthetic=is_synthetic(result),

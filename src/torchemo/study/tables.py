@@ -33,7 +33,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 def markdown(result: Mapping[str, Any]) -> str:
     """Write a result as Markdown."""
     entry = ENTRIES[result["entry"]]
-    lines = [f"# {entry.name}: {entry.title}", "", f"The paper: {entry.says}", ""]
+    lines = [f"# {entry.name}: {entry.title}", "", entry.sentence, ""]
     lines += [about(result), ""]
     if entry.note:
         lines += [entry.note, ""]

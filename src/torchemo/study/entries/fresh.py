@@ -59,7 +59,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
 R2 = Entry(
     "R2",
     "Our reading on fresh seeds and test tasks",
-    "not in the paper: does what T1 shows of our reading hold where nothing about it was chosen?",
+    "Not in the paper: does what T1 shows of our reading hold where nothing about it was chosen?",
     Published(""),
     _cells,
     _contrasts,

@@ -87,7 +87,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
 R1 = Entry(
     "R1",
     "Readings of EMO for MAML",
-    "not in the paper: which change of the literal reading makes memory help?",
+    "Not in the paper: which change of the literal reading makes memory help?",
     Published(""),
     _cells,
     _contrasts,
