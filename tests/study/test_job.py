@@ -1,6 +1,7 @@
 """Runs of a study: trained once, resumed bit for bit, never in each other's way."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,9 +9,10 @@ from tests.study.conftest import CELLS, tiny_study
 from torchemo.errors import DataError, Diverged
 from torchemo.study import job as job_module
 from torchemo.study.entry import Cell, Contrast
-from torchemo.study.job import is_done, work
+from torchemo.study.job import Job, is_done, work
 from torchemo.study.pool import Crew
 from torchemo.study.run import StudyRun, Watch
+from torchemo.toml import dumps
 
 
 def files(folder, pattern):
@@ -163,6 +165,16 @@ def test_progress_counts_the_steps_of_all_runs(run_tiny):
     run_tiny(watch=watch)
     assert plans == [(12, 0), (6, 6)] or plans == [(12, 0), (6, 0)]
     assert set(steps.values()) == {3}
+
+
+def test_a_run_whose_cost_was_measured_before_can_still_be_trained(tmp_path):
+    study = tiny_study()
+    config = study.config(study.cells[0], {"mixed": ("regression:hsml4",)})
+    cost = Job("run", tmp_path / "run", dumps(config), iterations=3, cost=True)
+    for job in (cost, replace(cost, cost=False)):
+        assert work(job, tell=lambda step: None, should_stop=lambda: False).how == "done"
+        assert is_done(job)
+    assert is_done(cost)  # what it costs is still known
 
 
 def test_a_job_that_is_done_is_known_by_its_files(tmp_path):

@@ -160,6 +160,11 @@ def _train(
             tell(step)
 
     resumed = RunFolder(job.root).config.exists()
+    cost = read_json(job.root / "cost.json")
+    if cost is not None and not resumed:
+        shutil.rmtree(
+            job.root
+        )  # it was measured without a run, and a run begins in a place of its own
     began = time.process_time()
     outcome = train_run(
         job.root, None if resumed else config, should_stop=should_stop, on_event=on_event
@@ -170,6 +175,8 @@ def _train(
     seconds = None if resumed else round(time.process_time() - began, 2)
     ended = {**outcome._asdict(), "cpu_seconds": seconds}
     _save(job.root, "done.json", ended)
+    if cost is not None:
+        _save(job.root, "cost.json", cost)
     return ended
 
 
