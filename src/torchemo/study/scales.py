@@ -40,8 +40,8 @@ class Scale:
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).
         diagnosed: Tasks on which recalls are looked at.
-        capacities: Memory sizes of the sweep over T, literal reading.
-        neighbours: Sizes of the sweep over k, literal reading.
+        capacities: Memory sizes of the sweep over T, literal and mended reading.
+        neighbours: Sizes of the sweep over k, literal and mended reading.
         own_capacities: Memory sizes of the sweep over T, our reading.
         own_neighbours: Sizes of the sweep over k, our reading; the last is all of its slots.
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as

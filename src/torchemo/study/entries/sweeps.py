@@ -119,9 +119,8 @@ def _shots(scale: Scale) -> tuple[int, ...]:
 
 
 def _slots(scale: Scale) -> tuple[_Sweep, ...]:
-    option, ours = "emo.memory.capacity", 16 if scale.regression else 8
-    few, own = scale.capacities, scale.own_capacities
-    usual, ours = _among(few, 100), _among(own, ours)
+    option, few, own = "emo.memory.capacity", scale.capacities, scale.own_capacities
+    usual, ours = _among(few, 100), _among(own, 16 if scale.regression else 8)
     return (
         _Sweep("T", option, LITERAL, few, usual, usual, "C4", published.F3),
         _Sweep("T", option, MENDED, few, usual, usual, "C4"),
