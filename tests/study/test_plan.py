@@ -230,26 +230,44 @@ def test_three_readings_are_swept_and_speak_for_the_same_claim():
         assert study.config(cell, {}).emo.memory.capacity == int(cell.name.split(" ")[0][2:])
 
 
-@pytest.mark.parametrize("tasks", ["pictures", "regression"])
-def test_fresh_seeds_take_the_rates_that_t1_chose(tasks):
+@pytest.mark.parametrize(
+    ("name", "tasks"), [("R2", "pictures"), ("R2", "regression"), ("R3", "pictures")]
+)
+def test_fresh_seeds_take_the_rates_that_t1_chose(name, tasks):
     recorded = read_result(ROOT / "studies" / f"T1-cpu-{tasks}.json")["cells"]
     chosen = {cell["name"]: tuple(cell["rates"]) for cell in recorded}
-    for cell in plan(ENTRIES["R2"], scale_of("cpu", tasks), controls=False).cells:
+    for cell in plan(ENTRIES[name], scale_of("cpu", tasks), controls=False).cells:
         assert cell.rates == chosen[cell.name]
 
 
-def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_t1(tmp_path):
-    fresh = plan(ENTRIES["R2"], SCALES["cpu/pictures"], controls=False)
-    usual = plan(ENTRIES["T1"], SCALES["cpu/pictures"], controls=False)
-    assert len(fresh.seeds) == 5
-    assert not set(fresh.seeds) & set(usual.seeds)
-    assert [len(fresh.grid(cell)) for cell in fresh.cells] == [1] * 6
-    cell = replace(fresh.cells[0], tests=())
-    files = [
+def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_others(tmp_path):
+    first, second, usual = (
+        plan(ENTRIES[name], SCALES["cpu/pictures"], controls=False) for name in ("R2", "R3", "T1")
+    )
+    assert [len(study.seeds) for study in (first, second)] == [5, 5]
+    assert len({*first.seeds, *second.seeds, *usual.seeds}) == 13
+    for study in (first, second):
+        assert [len(study.grid(cell)) for cell in study.cells] == [1] * 6
+    cell = replace(first.cells[0], tests=())
+    files = {
         StudyRun(study, tmp_path).runs_of(cell, study.grid(cell)[0]).files["mixed"]
-        for study in (fresh, usual)
-    ]
-    assert files[0] != files[1]
+        for study in (first, second, usual)
+    }
+    assert len(files) == 3
+
+
+def test_only_the_memory_of_the_third_study_of_ours_may_keep_silent():
+    shares = {
+        name: {
+            cell.name: study.config(cell, {}).emo.retrieval.familiar
+            for cell in study.cells
+            if cell.role == "emo"
+        }
+        for name in ("R2", "R3")
+        for study in [plan(ENTRIES[name], SCALES["cpu/pictures"], controls=False)]
+    }
+    assert set(shares["R2"].values()) == {None}
+    assert None not in shares["R3"].values()
 
 
 def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():
