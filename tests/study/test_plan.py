@@ -256,6 +256,17 @@ def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_oth
     assert len(files) == 3
 
 
+def test_sets_beside_the_papers_take_the_rates_chosen_on_the_papers_where_a_grid_takes_hours():
+    pictures = plan(ENTRIES["T1"], SCALES["cpu/pictures"], controls=False)
+    cells = {cell.name: cell for cell in pictures.cells}
+    for world in ("diverse", "omniglot"):
+        for kind in ("", "-emo"):
+            assert pictures.chooser(cells[f"anil{kind} on {world}"]) == cells["anil"]
+    curves = plan(ENTRIES["T1"], SCALES["cpu/regression"], controls=False)
+    cells = {cell.name: cell for cell in curves.cells}
+    assert curves.chooser(cells["anil on surfaces"]) == cells["anil on surfaces"]
+
+
 def test_only_the_memory_of_the_third_study_of_ours_may_keep_silent():
     shares = {
         name: {

@@ -12,7 +12,9 @@ Tasks: TypeAlias = Literal["pictures", "regression"]
 SEEN = "seen classes"
 """Not a world but a test: tasks of the classes a run was trained on, which show how far it fits them."""
 
-OWN_WORLDS = MappingProxyType({"surfaces": "2-D families", "diverse": "diverse sets"})
+OWN_WORLDS = MappingProxyType(
+    {"surfaces": "2-D families", "diverse": "diverse sets", "omniglot": "Omniglot alone"}
+)
 """Worlds beside the paper's, where a scale has them, and how they are shown."""
 
 FOUR = ("first", "second", "third", "fourth")
@@ -181,6 +183,7 @@ _CPU = replace(
             *("birds84", "flowers84"),
             *("cifar100_32#cifar_fs", "omniglot28#vinyals_class_index"),
         ),
+        omniglot=("omniglot28#vinyals_class_index",),
         **{
             "outside textures": ("textures84_10classes#test_only",),
             "outside cifar100": ("cifar100_32#cifar_fs",),
