@@ -1,10 +1,13 @@
 """Figures of results: what is drawn where not all fits, what pages link, missing ones named."""
 
+import numpy as np
 import pytest
 
 from tests.study.test_command import ROOT
 from torchemo.errors import DataError
-from torchemo.study.figures import figures, named_figures
+from torchemo.report.words import METRICS
+from torchemo.study.drawings import matrix
+from torchemo.study.figures import _matrix, figures, named_figures
 from torchemo.study.linked import linked_figures
 from torchemo.study.records import read_result
 
@@ -59,3 +62,32 @@ def test_claims_are_drawn_where_not_all_contrasts_fit_one_figure():
     assert ">other 22<" in str(figure)
     assert ">other 23<" not in str(figure)
     assert "17 more are in the table" in caption
+
+
+def test_a_matrix_of_errors_shows_shares_of_them_and_names_what_has_no_result():
+    worlds = {"first": ["regression:sine"], "second": ["regression:line"]}
+
+    def trained(name, world, errors):
+        tests = {w: {"metric": "mse", "mean": {"value": e}} for w, e in errors.items()}
+        return {"name": f"{name} on {world}", "world": world, "role": "base", "tests": tests}
+
+    cells = [trained("maml", "first", {"first": 0.5, "second": 4e8})]
+    cells.append(trained("maml", "second", {"first": 2.0, "second": 0.25}))
+    about = {"against": "", "diverged": [], "metric": "mse"}
+    contrasts = [
+        {**about, "cell": f"maml-emo on {a}", "test": b, "over_tasks": {"value": value}}
+        for a, b, value in (("first", "first", -0.3), ("first", "second", -4e8))
+    ]
+    result = {"entry": "F5", "cells": cells, "contrasts": contrasts, "worlds": worlds}
+    (_, base), (caption, gains) = _matrix(result, METRICS["mse"])
+    assert all(f">{text}<" in str(base) for text in ("0.50", "4e+08", "2.00", "0.25"))
+    assert "% of its error" in caption
+    assert all(f">{text}<" in str(gains) for text in ("-60.0", "-100", "no result"))
+
+
+def test_one_value_off_by_orders_of_magnitude_leaves_the_others_their_shades():
+    usual = np.array([[1.0, 2.0], [3.0, 4.0]])
+    drawn = [
+        matrix(np.where(usual == 4.0, last, usual), ("a", "b"), name="m") for last in (7.5, 1e9)
+    ]
+    assert str(drawn[0]).replace("7.50", "1e+09") == str(drawn[1])

@@ -27,27 +27,46 @@ def matrix(
     signed: bool = False,
     higher_is_better: bool = True,
 ) -> Markup:
-    """Draw trained-on (rows) by tested-on (columns); signed values are coloured by what is better."""
+    """Draw trained-on (rows) by tested-on (columns); signed values are coloured by what is better.
+
+    One value that is off by orders of magnitude, as errors can be, leaves the others their shades.
+    """
     known = np.abs(values[np.isfinite(values)])
-    top = float(known.max()) if known.size and known.max() else 1.0
+    top = min(float(known.max()), 3 * float(np.median(known))) if known.size else 0.0
+    top = top or 1.0
 
     def drawing(axes: Axes) -> None:
         axes.grid(visible=False)
         for (i, j), value in np.ndenumerate(values):
             if not np.isfinite(value):
+                axes.text(j, i, "no result", ha="center", va="center", color=MUTED, fontsize=8)
                 continue
             good = not signed or (value > 0) == higher_is_better
             shade = 0.1 + 0.5 * min(abs(value) / top, 1.0)
             colour = SERIES[0] if good else SERIES[1]
             axes.fill_between([j - 0.48, j + 0.48], i - 0.46, i + 0.46, color=colour, alpha=shade)
-            text = f"{value:+.2f}" if signed else f"{value:.2f}"
-            axes.text(j, i, text, ha="center", va="center", color=INK, fontsize=9)
+            axes.text(
+                j,
+                i,
+                _short(value, "+" if signed else ""),
+                ha="center",
+                va="center",
+                color=INK,
+                fontsize=9,
+            )
         axes.set_xticks(range(len(names)), names)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.6, len(names) - 0.4)
         axes.set_ylim(len(names) - 0.4, -0.6)
 
     return draw(drawing, name=f"matrix-{name}", alt="Trained on by tested on.", size=(WIDTH, 2.6))
+
+
+def _short(value: float, sign: str) -> str:
+    """Write a number so that it fits into a cell."""
+    digits = {10: ".2f", 100: ".1f", 10_000: ".0f"}
+    fitting = next((form for below, form in digits.items() if abs(value) < below), ".0e")
+    return format(value, sign + fitting)
 
 
 def sweep(shown: Sequence[Line], *, name: str, x: str, y: str) -> Markup:

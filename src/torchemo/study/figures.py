@@ -166,10 +166,12 @@ def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup
             if contrast is not None:
                 gains[place] = metric.scale * interval_of(contrast)["value"]
         if np.isfinite(gains).any():
-            better = metric.higher_is_better
+            better, unit = metric.higher_is_better, ""
+            if not better:  # errors of sets differ by orders of magnitude
+                gains, unit = 100 * gains / base, ", % of its error"
             name = kind.strip("-")
             figure = matrix(gains, names, name=name, signed=True, higher_is_better=better)
-            found.append((f"Ours: maml{kind} minus MAML; blue is better.", figure))
+            found.append((f"Ours: maml{kind} minus MAML{unit}; blue is better.", figure))
     return found
 
 

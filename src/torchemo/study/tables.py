@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torchemo.report.words import METRICS, MINUS, number
 from torchemo.study.entries import ENTRIES
+from torchemo.study.scales import FOUR
 from torchemo.study.verdict import interval_of, verdict_of
 
 
@@ -84,7 +85,8 @@ def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
         first = shown[0]["tests"][world]
         domains = list(first["per_domain"]) if len(first["per_domain"]) > 1 else []
         columns = ("method", "all [95 % over tasks]", *domains, "seeds", "CPU s", "chosen rates")
-        title = f"Tested on {world}: {METRICS[first['metric']].unit}"
+        where = next(iter(first["per_domain"])) if world in FOUR else world
+        title = f"Tested on {where}: {METRICS[first['metric']].unit}"
         found.append(Table(title, columns, [_score_row(cell, world, domains) for cell in shown]))
     return found
 

@@ -105,7 +105,7 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 paper = published.F4.gain("MAML+EMO", "MAML", **where) if all(sets) else None
                 found.append(
                     Contrast(
-                        f"maml{kind} vs maml, {trained} to {tested}",
+                        f"maml{kind} vs maml, {_set(scale, trained)} to {_set(scale, tested)}",
                         f"maml{kind} on {trained}",
                         f"maml on {trained}",
                         "better" if near else "worse",
@@ -115,6 +115,11 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                     )
                 )
     return tuple(found)
+
+
+def _set(scale: Scale, world: str) -> str:
+    """Name the one set of a world."""
+    return scale.worlds[world][0].split(":")[-1]
 
 
 F4 = Entry(
