@@ -5,9 +5,8 @@ import pytest
 
 from tests.study.test_command import ROOT
 from torchemo.errors import DataError
-from torchemo.report.words import METRICS
 from torchemo.study.drawings import matrix
-from torchemo.study.figures import _matrix, figures, named_figures
+from torchemo.study.figures import figures, named_figures
 from torchemo.study.linked import linked_figures
 from torchemo.study.records import read_result
 
@@ -67,19 +66,22 @@ def test_claims_are_drawn_where_not_all_contrasts_fit_one_figure():
 def test_a_matrix_of_errors_shows_shares_of_them_and_names_what_has_no_result():
     worlds = {"first": ["regression:sine"], "second": ["regression:line"]}
 
-    def trained(name, world, errors):
+    def trained(preset, world, **errors):
         tests = {w: {"metric": "mse", "mean": {"value": e}} for w, e in errors.items()}
-        return {"name": f"{name} on {world}", "world": world, "role": "base", "tests": tests}
+        about = {"name": f"{preset} there", "preset": preset, "world": world, "role": "base"}
+        return {**about, "tests": tests}
 
-    cells = [trained("maml", "first", {"first": 0.5, "second": 4e8})]
-    cells.append(trained("maml", "second", {"first": 2.0, "second": 0.25}))
+    cells = [trained("maml", "first", first=0.5, second=4e8)]
+    cells += [trained("maml", "second", first=2.0, second=0.25), trained("maml-emo", "first")]
     about = {"against": "", "diverged": [], "metric": "mse"}
     contrasts = [
-        {**about, "cell": f"maml-emo on {a}", "test": b, "over_tasks": {"value": value}}
-        for a, b, value in (("first", "first", -0.3), ("first", "second", -4e8))
+        {**about, "cell": "maml-emo there", "test": tested, "over_tasks": {"value": value}}
+        for tested, value in (("first", -0.3), ("second", -4e8))
     ]
     result = {"entry": "F5", "cells": cells, "contrasts": contrasts, "worlds": worlds}
-    (_, base), (caption, gains) = _matrix(result, METRICS["mse"])
+    drawn = named_figures(result)
+    assert list(drawn) == ["maml", "maml-emo"]
+    (_, base), (caption, gains) = drawn.values()
     assert all(f">{text}<" in str(base) for text in ("0.50", "4e+08", "2.00", "0.25"))
     assert "% of its error" in caption
     assert all(f">{text}<" in str(gains) for text in ("-60.0", "-100", "no result"))

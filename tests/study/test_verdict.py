@@ -69,7 +69,7 @@ def test_with_one_seed_nothing_holds(low, verdict):
     ],
 )
 def test_what_diverged_is_worse_than_what_did_not(expect, who, verdict):
-    found = {"cell": "a", "against": "b", "expect": expect, "diverged": who}
+    found = {"cell": "a", "against": "b", "expect": expect, "diverged": who, "test": None}
     assert verdict_of(found) == verdict
 
 
@@ -84,3 +84,8 @@ def test_what_diverged_is_worse_than_what_did_not(expect, who, verdict):
 )
 def test_a_claim_holds_if_all_of_it_does(verdicts, verdict):
     assert together(verdicts) == verdict
+
+
+def test_what_diverged_in_training_is_no_proof_of_harm_on_other_sets():
+    found = {"cell": "a", "against": "b", "expect": "worse", "diverged": ["a"], "test": "elsewhere"}
+    assert verdict_of(found) == "undecided"

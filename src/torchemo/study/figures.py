@@ -37,7 +37,7 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         "forest": _forest,
         "steps": _steps,
         "sweep": _sweep,
-        "matrix": _matrix,
+        "matrix": lambda *about: list(_matrices(*about).values()),
         "curves": _curves,
     }
     found = [*makers[kind](result, metric), *paper_figures(entry)]
@@ -50,10 +50,12 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def named_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
-    """Return by name the figures that pages may link: what memory changes in each world, or a sweep."""
+    """Return by name the figures that pages may link: what memory changes in each world, sweeps, matrices."""
+    metric, kind = _metric(result), ENTRIES[result["entry"]].figure
+    if metric is not None and kind == "matrix":
+        return _matrices(result, metric)
     found = memory_figures(result)
-    metric = _metric(result)
-    if ENTRIES[result["entry"]].figure == "sweep" and metric is not None:
+    if metric is not None and kind == "sweep":
         found["sweep"] = _sweep(result, metric)[0]
     return found
 
@@ -142,36 +144,37 @@ def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
     return [("Ours: mean over test tasks with its 95 % interval.", drawn)]
 
 
-def _matrix(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
-    """Draw trained-on by tested-on: scores without memory, and what memory adds."""
+def _matrices(result: Mapping[str, Any], metric: Metric) -> dict[str, tuple[str, Markup]]:
+    """Draw trained-on by tested-on: scores without memory (maml), and by kind of memory what it adds."""
     sets = [world for world in FOUR if world in result["worlds"]]
     if not sets:
-        return []
+        return {}
     names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in sets]
     places = [((i, j), (a, b)) for i, a in enumerate(sets) for j, b in enumerate(sets)]
-    cells = {cell["name"]: cell for cell in result["cells"]}
+    cells = {(c["preset"], c["world"]): c for c in result["cells"] if c["role"] != "control"}
     base = np.full((len(sets), len(sets)), np.nan)
     for place, (trained, tested) in places:
-        test = cells.get(f"maml on {trained}", {"tests": {}})["tests"].get(tested)
+        test = cells.get(("maml", trained), {"tests": {}})["tests"].get(tested)
         if test is not None:
             base[place] = metric.scale * test["mean"]["value"]
-    found = [
-        ("Ours: MAML, trained on (rows), tested on (columns).", matrix(base, names, name="base"))
-    ]
+    caption = "Ours: MAML, trained on (rows), tested on (columns)."
+    found = {"maml": (caption, matrix(base, names, name="base"))}
     for kind in ("-emo-paper", "-emo"):
         drawn = {(c["cell"], c["test"]): c for c in result["contrasts"] if not c["diverged"]}
         gains = np.full_like(base, np.nan)
         for place, (trained, tested) in places:
-            contrast = drawn.get((f"maml{kind} on {trained}", tested))
+            name = cells.get((f"maml{kind}", trained), {"name": ""})["name"]
+            contrast = drawn.get((name, tested))
             if contrast is not None:
                 gains[place] = metric.scale * interval_of(contrast)["value"]
         if np.isfinite(gains).any():
             better, unit = metric.higher_is_better, ""
             if not better:  # errors of sets differ by orders of magnitude
                 gains, unit = 100 * gains / base, ", % of its error"
-            name = kind.strip("-")
-            figure = matrix(gains, names, name=name, signed=True, higher_is_better=better)
-            found.append((f"Ours: maml{kind} minus MAML{unit}; blue is better.", figure))
+            figure = matrix(
+                gains, names, name=kind.strip("-"), signed=True, higher_is_better=better
+            )
+            found[f"maml{kind}"] = (f"Ours: maml{kind} minus MAML{unit}; blue is better.", figure)
     return found
 
 

@@ -8,7 +8,9 @@ from torchemo.report.svg import standalone
 from torchemo.study.figures import named_figures
 from torchemo.study.records import read_result
 
-_LINK = re.compile(r"\((?P<path>[^()\s]*figures/(?P<record>[A-Z]\d-\w+-\w+)-(?P<name>\w+)\.svg)\)")
+_LINK = re.compile(
+    r"\((?P<path>[^()\s]*figures/(?P<record>[A-Z]\d-\w+-\w+)-(?P<name>[\w-]+)\.svg)\)"
+)
 
 
 def linked_figures(page: str, folder: Path, records: Path) -> dict[Path, str]:

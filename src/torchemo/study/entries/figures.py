@@ -79,11 +79,11 @@ def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
     methods = (base_cell("maml"), *(emo_cells("maml") if memory else ()))
     found = [] if whole else list(methods)
     for world in FOUR:
-        name = scale.worlds[world][0]
+        name = _set(scale, world)
         found += [
             replace(
                 method,
-                name=f"{method.name} on {world}",
+                name=f"{method.name} on {name}",
                 title=f"{method.title}, trained on {name}",
                 world=world,
                 tests=tuple(other for other in FOUR if other != world),
@@ -106,8 +106,8 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 found.append(
                     Contrast(
                         f"maml{kind} vs maml, {_set(scale, trained)} to {_set(scale, tested)}",
-                        f"maml{kind} on {trained}",
-                        f"maml on {trained}",
+                        f"maml{kind} on {_set(scale, trained)}",
+                        f"maml on {_set(scale, trained)}",
                         "better" if near else "worse",
                         test=tested,
                         paper=paper,
