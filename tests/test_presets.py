@@ -54,9 +54,11 @@ def test_on_pictures_our_slots_hold_scales_and_shifts_and_elsewhere_all_that_is_
     remembered = set(remembered_shapes(small.emo, learner))
     assert remembered == set(learner.loop.model.norm)
     assert small.emo.value.recall_dropout == 0.2
+    assert small.emo.retrieval.familiar == 0.9
     for whole in (preset("maml-emo", regression=True), preset("musml-emo")):
         assert whole.emo.value.tensors == "all"
         assert whole.emo.value.recall_dropout == 0.0
+        assert whole.emo.retrieval.familiar is None
 
 
 def test_published_sizes_are_refused_for_regression():

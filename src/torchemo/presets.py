@@ -5,7 +5,8 @@ of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates
 ``-emo`` is the reading we use ourselves: the consolidating memory with keys from plain statistics of the
 support set that learn to recognise their own task. On pictures its slots hold scales and shifts of
 normalisation layers alone, and a fifth of the training tasks go without recall: whole networks learn
-training classes by heart (docs/results.md).
+training classes by heart; and tasks unlike those of training are evaluated without recall, which would cost
+there (docs/results.md).
 """
 
 import difflib
@@ -70,11 +71,15 @@ clustered, 60 000 of its groups; its outer rate falls to zero."""
 _OURS = EMOConfig(
     memory=MemoryConfig(capacity=8, write="consolidate"),
     key=KeyConfig(network="learned_statistics", training="self_recognition"),
-    retrieval=RetrievalConfig(k=None),
+    retrieval=RetrievalConfig(k=None, familiar=0.9),
     aggregator=AggregatorConfig(kind="sum"),
     value=ValueConfig(content="meta", tensors="norm", recall_dropout=0.2),
 )
-_ALL_TENSORS = replace(_OURS.value, tensors="all", recall_dropout=0.0)
+_ALL_TENSORS = replace(
+    _OURS,
+    retrieval=replace(_OURS.retrieval, familiar=None),
+    value=replace(_OURS.value, tensors="all", recall_dropout=0.0),
+)
 """For networks without normalisation layers."""
 
 _PAPER = EMOConfig(
@@ -121,7 +126,7 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
         config = _published(config, base, n_shot)
     if name.endswith("-emo"):
         whole = regression or base == "musml"  # MUSML remembers coordinates
-        config = replace(config, emo=replace(_OURS, value=_ALL_TENSORS) if whole else _OURS)
+        config = replace(config, emo=_ALL_TENSORS if whole else _OURS)
     elif name.endswith("-emo-paper"):
         config = _literal(config, base, n_shot)
     if regression:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.report.html import broken_laws
 from torchemo.evaluate import batches, evaluate
+from torchemo.familiarity import Familiarity
 from torchemo.inspection import principal_map
 from torchemo.report.collect import Curve, best_validation, collect, curve
 from torchemo.report.figures import Interval, Line, forest, lines, smooth
@@ -21,6 +22,7 @@ from torchemo.report.memory_view import view_memory
 from torchemo.report.probe import PROBES, probe
 from torchemo.report.samples import PictureSample, PointSample, picture_uri, sample_tasks
 from torchemo.report.words import number
+from torchemo.rng import generator_for
 from torchemo.runner import VALIDATION_SEED
 from torchemo.runs import checkpoint, history
 from torchemo.scoring import memory_digest
@@ -112,6 +114,17 @@ def test_a_slot_is_recalled_most_by_the_domain_with_the_largest_mean_weight(pict
         assert slot.recalled_by == max(means, key=means.get)
         assert slot.share == pytest.approx(max(means.values()) / sum(means.values()))
         assert slot.domain is None  # consolidated slots belong to no single task
+
+
+def test_tasks_for_which_the_memory_keeps_silent_are_counted(pictures):
+    experiment = load_best(pictures)
+    emo, domains = experiment.trainer.emo, experiment.source.domains
+    seen = probe(experiment, emo)
+    assert view_memory(emo, seen, domains).silent == 0
+    emo.familiarity = Familiarity(emo.memory.key_dim, share=0.9)
+    elsewhere = seen.keys[:1].expand(4 * emo.memory.key_dim, -1) + 100.0
+    emo.familiarity.see(elsewhere + torch.randn(elsewhere.shape, generator=generator_for(0)))
+    assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES
 
 
 @pytest.mark.parametrize("run", ["points", "pictures"])

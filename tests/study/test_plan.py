@@ -267,18 +267,18 @@ def test_sets_beside_the_papers_take_the_rates_chosen_on_the_papers_where_a_grid
     assert curves.chooser(cells["anil on surfaces"]) == cells["anil on surfaces"]
 
 
-def test_only_the_memory_of_the_third_study_of_ours_may_keep_silent():
+def test_only_the_third_study_of_ours_lets_the_memory_keep_silent_as_the_preset_does():
     shares = {
         name: {
             cell.name: study.config(cell, {}).emo.retrieval.familiar
             for cell in study.cells
             if cell.role == "emo"
         }
-        for name in ("R2", "R3")
+        for name in ("T1", "R2", "R3")
         for study in [plan(ENTRIES[name], SCALES["cpu/pictures"], controls=False)]
     }
-    assert set(shares["R2"].values()) == {None}
-    assert None not in shares["R3"].values()
+    assert set(shares["T1"].values()) == set(shares["R2"].values()) == {None}
+    assert set(shares["R3"].values()) == {preset("maml-emo").emo.retrieval.familiar}
 
 
 def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():

@@ -61,6 +61,7 @@ class MemoryView(NamedTuple):
         key_map: Where their keys lie, in the order of ``slots``.
         task_domains: Domain names of the validation tasks in ``key_map``.
         domains: All domains, in their order.
+        silent: How many of these tasks are too unlike those of training to recall anything.
     """
 
     capacity: int
@@ -70,6 +71,7 @@ class MemoryView(NamedTuple):
     key_map: KeyMap
     task_domains: list[str | None]
     domains: tuple[str, ...]
+    silent: int
 
     @property
     def overwrites(self) -> int:
@@ -95,6 +97,7 @@ def view_memory(emo: EMO, probe: Probe, domains: Sequence[str]) -> MemoryView:
         key_map=_key_map(emo.memory.keys[: seen.filled][order], probe.keys),
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
+        silent=int((probe.weights == 0).all(1).sum()) if emo.familiarity is not None else 0,
     )
 
 
