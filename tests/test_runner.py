@@ -26,6 +26,7 @@ from torchemo.config import (
 from torchemo.controllers import CONTROLLERS
 from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
 from torchemo.learners import LEARNERS
+from torchemo.rng import generator_for
 from torchemo.runner import train_run
 from torchemo.runs import checkpoint, events, history
 from torchemo.scoring import Protocol, score_run
@@ -275,6 +276,26 @@ def test_test_tasks_are_scored_per_task_and_compared_in_pairs(tmp_path):
     assert found["difference"]["difference"]["value"] == pytest.approx(sum(pairs) / 12)
     assert (base["method"], memory["method"]) == ("MAML", "MAML + EMO")
     json.dumps(found, allow_nan=False)
+
+
+def test_a_result_says_how_many_tasks_were_familiar_to_a_memory_that_judges_it(tmp_path):
+    train_run(tmp_path / "run", config(consolidate=True))
+    experiment = load_best(tmp_path / "run")
+    emo, source = experiment.trainer.emo, experiment.source
+    near, far = (
+        emo.encode(source.sample("test", seed=0, start=start, count=6, n_query=None).support)
+        for start in (0, 6)
+    )
+    # Six tasks like those of "training", and six unlike them or not.
+    noise = torch.randn(64, emo.memory.key_dim, generator=generator_for(0))
+    emo.familiarity.see(near.mean(0) + 10 * near.std() * noise)
+    expected = emo.familiarity(torch.cat([near, far])).double().mean()
+    record = score_run(tmp_path / "run", experiment, Protocol(tasks=12))
+    assert record["familiar"] == pytest.approx(float(expected))
+    emo.familiarity.see(1e3 + noise)
+    assert score_run(tmp_path / "run", experiment, Protocol(tasks=12))["familiar"] == 0.0
+    emo.familiarity = None
+    assert score_run(tmp_path / "run", experiment, Protocol(tasks=12))["familiar"] is None
 
 
 def test_runs_on_other_tasks_are_not_compared(tmp_path):

@@ -17,6 +17,7 @@ from torchemo.experiment import Experiment
 from torchemo.learners import BMG, Learner, TaskGated
 from torchemo.runs.folder import RunFolder
 from torchemo.stats import mean_interval, summarise_by_group
+from torchemo.step import look_up
 from torchemo.train import Trainer
 from torchemo.types import Episode
 
@@ -74,7 +75,8 @@ def score_run(
 
     Returns:
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
-        accuracy after every inner step; with means and intervals.
+        accuracy after every inner step; with means and intervals, and the share of tasks that the memory
+        takes for tasks like those of training, if it judges that (`torchemo.familiarity`).
     """
     record = {"run": str(root), "on": on, **score_tasks(experiment, protocol, progress=progress)}
     RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
@@ -99,9 +101,11 @@ def score_tasks(
     emo = experiment.trainer.emo
     before = memory_digest(emo)
     scores = _scores(experiment, protocol, every_step, progress)
+    familiar = _familiar(experiment, protocol)
     if memory_digest(emo) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
-    return {"memory_sha256": before, **_record(experiment, protocol, scores)}
+    record = _record(experiment, protocol, scores)
+    return {"memory_sha256": before, "familiar": familiar, **record}
 
 
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
@@ -116,15 +120,11 @@ def _scores(
     every_step: bool,
     progress: Callable[[int, int], None],
 ) -> Scores:
-    trainer, source = experiment.trainer, experiment.source
-    regression = source.shape.kind == "regression"
-    queries = protocol.queries(source.shape.n_shot, regression=regression)
+    trainer = experiment.trainer
 
     def sample(start: int, count: int) -> Episode:
         progress(start, protocol.tasks)
-        return source.sample(
-            protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
-        )
+        return _sample(experiment, protocol, start, count)
 
     return evaluate(
         trainer.learner,
@@ -136,6 +136,35 @@ def _scores(
         batched=trainer.batched,
         workers=trainer.workers,
     )
+
+
+def _sample(experiment: Experiment, protocol: Protocol, start: int, count: int) -> Episode:
+    source = experiment.source
+    regression = source.shape.kind == "regression"
+    queries = protocol.queries(source.shape.n_shot, regression=regression)
+    return source.sample(
+        protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
+    )
+
+
+def _familiar(experiment: Experiment, protocol: Protocol) -> float | None:
+    """Return the share of tasks that are evaluated with their recall; None if the memory always recalls."""
+    trainer = experiment.trainer
+    if trainer.emo is None or trainer.emo.familiarity is None:
+        return None
+    training = trainer.emo.training
+    trainer.emo.eval()
+    try:
+        active = [
+            look_up(trainer.learner, trainer.params, episode, emo=trainer.emo).active
+            for episode in batches(
+                lambda start, count: _sample(experiment, protocol, start, count),
+                tasks=protocol.tasks,
+            )
+        ]
+    finally:
+        trainer.emo.train(training)
+    return float(torch.cat(active).double().mean())
 
 
 def _record(experiment: Experiment, protocol: Protocol, scores: Scores) -> dict[str, Any]:

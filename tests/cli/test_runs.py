@@ -21,6 +21,7 @@ from tests.cli.conftest import (
     strict_json,
     write_colours,
 )
+from torchemo.cli.evaluate import _show_result
 from torchemo.cli.train import TrainCommand
 from torchemo.presets import names, preset
 from torchemo.runs import checkpoint, events
@@ -296,6 +297,19 @@ def test_other_data_that_cannot_be_used_are_refused(torchemo, picture_runs, word
 
 
 # -- eval ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(None, False), (1.0, False), (0.25, True)], ids=["no", "all", "some"]
+)
+def test_that_the_memory_kept_silent_on_some_tasks_is_said(capsys, share, said):
+    last = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 8}
+    summary = {"last": last, "per_domain": {}, "per_step": [0.2, 0.5]}
+    protocol = {"split": "test", "name": "standard"}
+    about = {"metric": "accuracy", "method": "M", "on": None, "protocol": protocol}
+    _show_result({**about, "summary": summary, "familiar": share})
+    words = "75.0 % of the tasks are unlike those of training: the memory kept silent."
+    assert (words in capsys.readouterr().out) is said
 
 
 def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):

@@ -12,12 +12,14 @@ from torchemo.study.records import LARGEST, read_result, read_results, record
 from torchemo.study.result import (
     CellRuns,
     TaskScores,
+    describe_cell,
     describe_contrast,
     describe_diverged,
     read_scores,
     save_scores,
     write_json,
 )
+from torchemo.study.tables import familiar_table
 
 
 def scores(values, metric="accuracy"):
@@ -182,3 +184,21 @@ def test_own_tasks_are_read_after_every_step_and_further_ones_after_the_last(tmp
     found = CellRuns(cell, (0, 1), folders, {"own": "own", "far": "far"}, (), ())
     assert read_scores(found, "own").scores.tolist() == [[[1, 2], [3, 4]], [[1, 3], [3, 5]]]
     assert read_scores(found, "far").scores.tolist() == [[[6], [8]], [[9], [10]]]
+
+
+def test_what_was_familiar_is_a_mean_over_seeds_and_a_column_per_test(tmp_path):
+    shares = {"own": (0.9, 0.8), "far": (0.25, 0.5)}
+    for i in (0, 1):
+        (tmp_path / str(i)).mkdir()
+        for world, both in shares.items():
+            about = {"metric": "accuracy", "domains": ["x"], "domain": [0, 0], "familiar": both[i]}
+            (tmp_path / str(i) / world).write_text(json.dumps({**about, "per_task": [[1], [0]]}))
+    cell = Cell("c", "C", "maml-emo", "emo", world="own", tests=("far",))
+    folders = (tmp_path / "0", tmp_path / "1")
+    runs = CellRuns(cell, (0, 1), folders, {"own": "own", "far": "far"}, (), ())
+    described = describe_cell(runs, {world: read_scores(runs, world) for world in shares})
+    base = {"title": "B", "tests": {"own": {"familiar": None}, "old": {}}}
+    found = familiar_table([base, described])
+    assert found.columns == ("method", "own", "far")
+    assert found.rows == [("C", "0.850", "0.375")]
+    assert not familiar_table([base]).rows

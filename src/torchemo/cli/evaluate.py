@@ -134,6 +134,9 @@ def _show_result(record: dict[str, Any]) -> None:
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
     steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
     print(f"after inner step  {steps}")
+    if record["familiar"] is not None and record["familiar"] < 1:
+        silent = 100 * (1 - record["familiar"])
+        print(f"{silent:.1f} % of the tasks are unlike those of training: the memory kept silent.")
 
 
 def _show_comparison(found: dict[str, Any]) -> None:

@@ -14,13 +14,20 @@ from typing import Any
 
 from torchemo.errors import DataError
 from torchemo.study.records import read_result
-from torchemo.study.tables import Table, contrast_table, grid, recall_table, score_tables
+from torchemo.study.tables import (
+    Table,
+    contrast_table,
+    familiar_table,
+    grid,
+    recall_table,
+    score_tables,
+)
 
 _PLACE = re.compile(
     r"(?P<begin><!-- study (?P<record>\S+) (?P<kind>\w+): (?P<rows>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-_KINDS = ("scores", "contrasts", "recalls")
+_KINDS = ("scores", "contrasts", "recalls", "familiar")
 
 
 def with_tables(page: str, records: Path) -> str:
@@ -52,6 +59,8 @@ def _table(result: Mapping[str, Any], kind: str, patterns: Sequence[str]) -> Tab
     if kind == "contrasts":
         return contrast_table(_chosen(result["contrasts"], patterns))
     cells = _chosen(result["cells"], patterns)
+    if kind == "familiar":
+        return familiar_table(cells)
     return recall_table(cells) if kind == "recalls" else score_tables(cells)[0]
 
 

@@ -158,6 +158,7 @@ def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) 
     about = {name: summary[name] for name in ("metric", "domains")}
     # As they were written, with four digits: float32 would print more.
     rows = [[float(f"{score:.4g}") for score in row] for row in scores.tolist()]
+    about["familiar"] = summary.get("familiar")  # the mean over all runs, for each
     return {**about, "domain": domain.tolist(), "per_task": rows}
 
 

@@ -33,6 +33,8 @@ class TaskScores(NamedTuple):
         domain: Domain of each task.
         scores: After 0, 1, ..., S inner steps, for every training seed.
         data: Fingerprint of the data the tasks were drawn from; None where a record does not have it.
+        familiar: Share of the tasks that a memory took for tasks like those of training, over all seeds;
+            None where it does not judge that.
     """
 
     metric: str
@@ -40,6 +42,7 @@ class TaskScores(NamedTuple):
     domain: Int[np.ndarray, " task"]
     scores: Float[np.ndarray, "seed task step"]
     data: str | None = None
+    familiar: float | None = None
 
 
 class CellRuns(NamedTuple):
@@ -86,7 +89,8 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
         check_same_tasks(by_seed[0], other, what=f"{runs.cell.name} on {world}, two seeds")
     whole = np.concatenate([one.scores for one in by_seed])
     known = next((one.data for one in by_seed if one.data is not None), None)
-    return by_seed[0]._replace(scores=whole, data=known)
+    familiar = _mean([record.get("familiar") for record in found])
+    return by_seed[0]._replace(scores=whole, data=known, familiar=familiar)
 
 
 def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> None:
@@ -222,6 +226,7 @@ def _summary(found: TaskScores) -> dict[str, Any]:
         "tasks": int(last.shape[1]),
         "mean": mean_interval(last.mean(0)).to_dict(),
         "median": float(np.median(last)),
+        "familiar": found.familiar,
         "seed_means": [float(v) for v in last.mean(1)],
         "per_step": [float(v) for v in found.scores.mean((0, 1))],
         "per_domain": {

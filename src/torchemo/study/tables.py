@@ -24,6 +24,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
         *score_tables(cells),
         contrast_table(result["contrasts"]),
         recall_table(cells),
+        familiar_table(cells),
         _costs(cells),
         _missing(result),
         _paper(result["entry"]),
@@ -182,6 +183,25 @@ def recall_table(cells: Sequence[Mapping[str, Any]]) -> Table:
         "slots in use",
     )
     return Table("What was recalled for unseen tasks", columns, rows)
+
+
+def familiar_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return how often memories that may keep silent took test tasks for tasks like those of training."""
+    judging = [
+        cell
+        for cell in cells
+        if any(test.get("familiar") is not None for test in cell["tests"].values())
+    ]
+    worlds = list(dict.fromkeys(world for cell in judging for world in cell["tests"]))
+    rows = [
+        (cell["title"], *(_number(_familiar(cell, world)) for world in worlds)) for cell in judging
+    ]
+    return Table("Share of test tasks that were familiar", ("method", *worlds), rows)
+
+
+def _familiar(cell: Mapping[str, Any], world: str) -> float | None:
+    found: float | None = cell["tests"].get(world, {}).get("familiar")
+    return found
 
 
 def _costs(cells: Sequence[Mapping[str, Any]]) -> Table:
