@@ -5,8 +5,8 @@ of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates
 ``-emo`` is the reading we use ourselves: the consolidating memory with keys from plain statistics of the
 support set that learn to recognise their own task. On pictures its slots hold scales and shifts of
 normalisation layers alone, and a fifth of the training tasks go without recall: whole networks learn
-training classes by heart; and tasks unlike those of training are evaluated without recall, which would cost
-there (docs/results.md).
+training classes by heart; and tasks unlike those of training are evaluated without recall, as it tends to
+cost there (docs/results.md).
 """
 
 import difflib

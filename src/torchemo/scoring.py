@@ -138,10 +138,15 @@ def _scores(
     )
 
 
-def _sample(experiment: Experiment, protocol: Protocol, start: int, count: int) -> Episode:
+def _sample(
+    experiment: Experiment, protocol: Protocol, start: int, count: int, *, answered: bool = True
+) -> Episode:
+    """Draw test tasks; unless they are answered with few queries, which leaves support sets as they are."""
     source = experiment.source
     regression = source.shape.kind == "regression"
     queries = protocol.queries(source.shape.n_shot, regression=regression)
+    if not answered and not regression:
+        queries = 1
     return source.sample(
         protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
     )
@@ -158,7 +163,7 @@ def _familiar(experiment: Experiment, protocol: Protocol) -> float | None:
         active = [
             look_up(trainer.learner, trainer.params, episode, emo=trainer.emo).active
             for episode in batches(
-                lambda start, count: _sample(experiment, protocol, start, count),
+                lambda start, count: _sample(experiment, protocol, start, count, answered=False),
                 tasks=protocol.tasks,
             )
         ]

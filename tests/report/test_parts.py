@@ -125,6 +125,8 @@ def test_tasks_for_which_the_memory_keeps_silent_are_counted(pictures):
     elsewhere = seen.keys[:1].expand(4 * emo.memory.key_dim, -1) + 100.0
     emo.familiarity.see(elsewhere + torch.randn(elsewhere.shape, generator=generator_for(0)))
     assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES
+    emo.familiarity.forward = lambda keys: torch.arange(len(keys)) % 4 > 0
+    assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES // 4
 
 
 @pytest.mark.parametrize("run", ["points", "pictures"])

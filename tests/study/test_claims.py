@@ -7,7 +7,7 @@ from torchemo.study.scales import FOUR
 
 
 def cell(name, preset=None, role="base", of=None, runs=()):
-    about = {"name": name, "preset": preset or name, "role": role, "of": of}
+    about = {"name": name, "preset": preset or name, "role": role, "of": of, "world": "mixed"}
     return {**about, "runs": [{"id": one} for one in runs or (f"run of {name}",)]}
 
 
@@ -135,6 +135,18 @@ def test_a_control_that_is_the_base_learner_itself_is_not_counted_twice():
     pairs += [contrast("maml-emo", c["name"], 2.0) for c in cells[-2:]]
     (found,) = claim_findings("C1", result("T1", cells, pairs))
     assert found.ours.endswith("better than 1 of 1 controls")
+
+
+def test_a_learner_that_takes_the_rates_of_other_sets_is_no_control():
+    other = cell("maml on diverse", "maml", of="maml")
+    memory = cell("maml-emo on diverse", "maml-emo", "emo", "maml")
+    cells = [cell("maml"), *MEMORY, {**other, "world": "diverse"}, {**memory, "world": "diverse"}]
+    pairs = [contrast("maml-emo", "maml", 2.0, claims=["C1"])]
+    pairs.append(contrast("maml-emo on diverse", "maml on diverse", 2.0))
+    found = entry_findings(result("T1", cells, pairs, tasks="pictures"))
+    (ours,) = (one for one in found if one.reading == "ours")
+    assert "maml-emo on diverse vs maml on diverse" in ours.ours
+    assert "controls" not in ours.ours
 
 
 def test_controls_after_all_steps_are_not_held_against_fewer():

@@ -86,6 +86,10 @@ def test_a_claim_holds_if_all_of_it_does(verdicts, verdict):
     assert together(verdicts) == verdict
 
 
-def test_what_diverged_in_training_is_no_proof_of_harm_on_other_sets():
-    found = {"cell": "a", "against": "b", "expect": "worse", "diverged": ["a"], "test": "elsewhere"}
-    assert verdict_of(found) == "undecided"
+@pytest.mark.parametrize(
+    ("at_home", "test", "verdict"),
+    [(["a"], "elsewhere", "undecided"), ([], "elsewhere", "holds"), (["a"], None, "holds")],
+)
+def test_what_diverged_at_home_is_no_proof_of_harm_on_other_sets(at_home, test, verdict):
+    found = {"cell": "a", "against": "b", "expect": "worse", "diverged": ["a"]}
+    assert verdict_of({**found, "test": test, "diverged_at_home": at_home}) == verdict

@@ -194,13 +194,16 @@ def reading_of(cell: Mapping[str, Any]) -> str:
 
 
 def _control_names(result: Mapping[str, Any]) -> set[str]:
-    """Name the controls, and the variants of a cell that keep its rates, such as one that trains longer."""
+    """Name the controls, and the variants of a cell that keep its rates, such as one that trains longer.
+
+    A learner that takes the rates chosen on other sets is no variant.
+    """
     cells = [*_planned_cells(result), *result["cells"]]
-    presets = {cell["name"]: cell["preset"] for cell in cells}
+    kinds = {cell["name"]: (cell["preset"], cell["world"]) for cell in cells}
     return {
         cell["name"]
         for cell in cells
-        if cell["role"] == "control" or presets.get(cell.get("of")) == cell["preset"]
+        if cell["role"] == "control" or kinds.get(cell.get("of")) == kinds[cell["name"]]
     }
 
 

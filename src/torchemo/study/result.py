@@ -89,7 +89,8 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
         check_same_tasks(by_seed[0], other, what=f"{runs.cell.name} on {world}, two seeds")
     whole = np.concatenate([one.scores for one in by_seed])
     known = next((one.data for one in by_seed if one.data is not None), None)
-    familiar = _mean([record.get("familiar") for record in found])
+    shares = [record.get("familiar") for record in found]
+    familiar = None if None in shares else _mean(shares)
     return by_seed[0]._replace(scores=whole, data=known, familiar=familiar)
 
 
@@ -179,9 +180,11 @@ def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores)
     return found
 
 
-def describe_diverged(contrast: Contrast, who: Sequence[str]) -> dict[str, Any]:
-    """Say that a contrast has no numbers because these cells diverged."""
-    found = {**_named(contrast), "diverged": list(who)}
+def describe_diverged(
+    contrast: Contrast, who: Sequence[str], *, at_home: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Say that a contrast has no numbers because these cells diverged, where they were trained or not."""
+    found = {**_named(contrast), "diverged": list(who), "diverged_at_home": list(at_home)}
     return {**found, "verdict": verdict_of(found)}
 
 

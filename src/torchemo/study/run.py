@@ -258,7 +258,8 @@ class StudyRun:
                 found.append(describe_contrast(contrast, *(scores[name] for name in names)))
             elif failed & set(names):
                 who = [name.split("|")[0] for name in names if name in failed]
-                found.append(describe_diverged(contrast, who))
+                home = [name for name in who if f"{name}|{world[name]}" in failed]
+                found.append(describe_diverged(contrast, who, at_home=home))
         return found
 
     def _about(self) -> dict[str, Any]:

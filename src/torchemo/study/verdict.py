@@ -17,12 +17,12 @@ RULE = (
     " worse side; a difference that is merely not shown does not hold. 'No better' holds if the interval"
     " rules out a gain of more than a point, or a tenth of the error, does not hold if it shows a gain, and"
     " is undecided otherwise. With one seed nothing holds: what would is undecided. What diverged is not"
-    " better, and worse than what did not, but no proof of harm elsewhere; a control that diverged decides"
-    " nothing. A claim holds if all its"
-    " contrasts hold, does not hold if one does not, and is undecided if one is, or was not run. 'At least as"
-    " good' is held to the same rule as 'better'. Intervals suppose that differences between seeds are"
-    " normal, which three seeds cannot show; they speak of other seeds and other tasks of the same test"
-    " classes, not of other classes, and are not corrected for their number."
+    " better, and worse than what did not, but if it did so at home no proof of harm elsewhere; a control"
+    " that diverged decides nothing. A claim holds if all its contrasts hold, does not hold if one does not,"
+    " and is undecided if one is, or was not run. 'At least as good' is held to the same rule as 'better'."
+    " Intervals suppose that differences between seeds are normal, which three seeds cannot show; they speak"
+    " of other seeds and other tasks of the same test classes, not of other classes, and are not corrected for"
+    " their number."
 )
 """Stated wherever verdicts are shown."""
 
@@ -90,8 +90,8 @@ def _of_diverged(contrast: Mapping[str, Any]) -> str:
         return "undecided"
     if contrast["expect"] == "better":
         return "does not hold" if first else "undecided"
-    if first and contrast["test"] is not None:  # it failed where it was trained, not there
-        return "undecided"
+    if first and contrast["cell"] in contrast.get("diverged_at_home", ()):
+        return "undecided" if contrast["test"] is not None else "holds"
     return "holds" if first else "does not hold"
 
 

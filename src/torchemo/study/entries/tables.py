@@ -39,7 +39,7 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
     for world in _own_worlds(scale):
         for learner in LEARNERS:
             cells = (base_cell(learner, world=world), *emo_cells(learner, world=world))
-            # Where a grid takes hours, all take the rates that the base learner chose on the paper's sets.
+            # Where grids take long, all take the rates that the base learner chose on the paper's sets.
             rates = learner if scale.base_rates else None
             found += [
                 replace(_renamed(cell), of=rates)
