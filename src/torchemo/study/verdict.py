@@ -21,8 +21,8 @@ RULE = (
     " that diverged decides nothing. A claim holds if all its contrasts hold, does not hold if one does not,"
     " and is undecided if one is, or was not run. 'At least as good' is held to the same rule as 'better'."
     " Intervals suppose that differences between seeds are normal, which three seeds cannot show; they speak"
-    " of other seeds and other tasks of the same test classes, not of other classes, and are not corrected for"
-    " their number."
+    " of other seeds and other tasks of the same test classes, not of other classes, and are not corrected"
+    " for their number."
 )
 """Stated wherever verdicts are shown."""
 
