@@ -141,7 +141,7 @@ def _scores(
 def _sample(
     experiment: Experiment, protocol: Protocol, start: int, count: int, *, answered: bool = True
 ) -> Episode:
-    """Draw test tasks; unless they are answered with few queries, which leaves support sets as they are."""
+    """Draw test tasks; those that are not answered get few queries, and have the same support sets."""
     source = experiment.source
     regression = source.shape.kind == "regression"
     queries = protocol.queries(source.shape.n_shot, regression=regression)
