@@ -6,7 +6,7 @@ from torchemo.study.entries import ENTRIES
 
 pytestmark = pytest.mark.study
 
-PICTURES = ("T2", "F4", "F6", "T6", "R2", "R3")
+PICTURES = ("T2", "F4", "F6", "T6", "R2", "R3", "R5")
 """Entries that are run on pictures; the others, quicker, on regression."""
 
 
@@ -25,7 +25,7 @@ def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     words = ["--scale", "smoke", "--tasks", tasks, "--out", out, "--jobs", 1, "--seeds", 0]
     few = (
         ["--no-controls"]
-        if name in ("T3", "T4", "T7", "T8", "T9", "F3", "F5", "F7", "R1", "R3")
+        if name in ("T3", "T4", "T7", "T8", "T9", "F3", "F5", "F7", "R1", "R3", "R4")
         else []
     )
     found = torchemo("study", "run", name, *words, *few, "--json")

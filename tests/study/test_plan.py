@@ -237,7 +237,7 @@ def test_fresh_seeds_take_the_rates_that_t1_chose(name, tasks):
     recorded = read_result(ROOT / "studies" / f"T1-cpu-{tasks}.json")["cells"]
     chosen = {cell["name"]: tuple(cell["rates"]) for cell in recorded}
     for cell in plan(ENTRIES[name], scale_of("cpu", tasks), controls=False).cells:
-        assert cell.rates == chosen[cell.name]
+        assert cell.grid == (chosen[cell.name],)
 
 
 def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_others(tmp_path):
@@ -254,6 +254,50 @@ def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_oth
         for study in (first, second, usual)
     }
     assert len(files) == 3
+
+
+def test_one_step_is_tuned_alike_with_and_without_memory_on_seeds_of_its_own():
+    for tasks in ("pictures", "regression"):
+        study = plan(ENTRIES["R4"], scale_of("cpu", tasks), controls=False)
+        cells = {cell.name: cell for cell in study.cells}
+        for learner in ("maml", "anil", "meta-sgd"):
+            whole, one, ours = (
+                cells[f"{learner}{kind}"] for kind in ("", " in one step", "-emo in one step")
+            )
+            assert (len(study.grid(whole)), whole.of, one.of, ours.of) == (1, None, None, None)
+            assert study.grid(one) == study.grid(ours)
+            assert len(study.grid(one)) > 3
+            assert [study.config(cell, {}).learner.steps for cell in (one, ours)] == [1, 1]
+            assert study.config(whole, {}).learner.steps > 1
+            assert study.config(ours, {}).emo.memory.capacity > 1
+        others = [plan(ENTRIES[name], scale_of("cpu", tasks)) for name in ("T1", "R2")]
+        assert not set(study.seeds) & {seed for other in others for seed in other.seeds}
+        tests = {entry.test_seed for entry in ENTRIES.values() if entry.name not in ("R4", "R5")}
+        assert study.entry.test_seed not in tests
+
+
+def test_a_network_for_one_set_is_tested_on_the_tasks_that_the_mixed_one_is_tested_on():
+    study = plan(ENTRIES["R5"], SCALES["cpu/pictures"], controls=False)
+    cells = {cell.name: cell for cell in study.cells}
+    alone = [c for c in study.contrasts if c.cell.startswith("anil on ")]
+    assert [c.test for c in alone] == list(FOUR)
+    for contrast in alone:
+        assert cells[contrast.cell].world == contrast.test
+        assert contrast.test in cells[contrast.against].tests
+        assert len(study.grid(cells[contrast.cell])) == 4  # a ceiling is tuned where it stands
+    longer, usual = (
+        study.config(cells[name], {}).train for name in ("anil-emo longer", "anil-emo")
+    )
+    assert longer.iterations == 4 * usual.iterations
+
+
+@pytest.mark.parametrize(("where", "rates"), [("cpu/regression", "maml"), ("paper/pictures", None)])
+def test_the_slow_transformer_takes_the_rates_of_its_learner_but_at_the_scale_of_the_paper(
+    where, rates
+):
+    cells = {c.name: c for c in plan(ENTRIES["T3"], SCALES[where], controls=False).cells}
+    assert cells["maml transformer"].of == rates
+    assert (cells["maml mean"].of, cells["maml sum"].of) == (None, None)
 
 
 def test_sets_beside_the_papers_take_the_rates_chosen_on_the_papers_where_a_grid_takes_hours():

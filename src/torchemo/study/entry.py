@@ -28,9 +28,10 @@ class Cell:
         world: What it is trained and tested on (`Scale.worlds`).
         tests: Further worlds it is tested on, or `torchemo.study.scales.SEEN`.
         n_shot: K.
-        of: It takes the rates chosen for this cell, as controls do; others choose their own on the grid.
+        of: It takes the rates chosen for this cell, as controls do; others choose their own on a grid.
         missing: Why it cannot be run, if it cannot.
-        rates: Rates that are given, chosen elsewhere, as options; it then chooses none.
+        grid: Rates among which it chooses, as options, where those of the scale do not fit; a single one
+            was chosen elsewhere.
         reading: Which reading of EMO it has, where its preset does not say so (`MENDED`).
     """
 
@@ -44,7 +45,7 @@ class Cell:
     n_shot: int = 1
     of: str | None = None
     missing: str | None = None
-    rates: tuple[str, ...] = ()
+    grid: tuple[tuple[str, ...], ...] = ()
     reading: str | None = None
 
 
@@ -82,7 +83,7 @@ class Entry:
     """A table or a figure of the paper as a study.
 
     Attributes:
-        name: T1 .. T9, F1 .. F7; R1 to R3 are our own.
+        name: T1 .. T9, F1 .. F7; R1 to R5 are our own.
         title: What it is about.
         says: What the paper says, one sentence.
         published: The paper's own numbers.

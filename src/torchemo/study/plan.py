@@ -59,8 +59,8 @@ class Study:
         """Return the rates among which a cell chooses; controls take those of their cell."""
         if self.entry.measure == "cost":
             return ((),)
-        if cell.rates:
-            return (cell.rates,)
+        if cell.grid:
+            return cell.grid
         learner = next((n for n in self.scale.own_grids if cell.preset.startswith(n)), None)
         return self.scale.grid if learner is None else self.scale.own_grids[learner]
 
@@ -183,7 +183,9 @@ def _sharing(cells: list[Cell]) -> list[Cell]:
     plain = [c for c in cells if c.role == "base" and not (c.of or c.options or c.missing)]
     base = {(f"{c.preset}-emo", c.world, c.n_shot): c.name for c in plain}
     return [
-        replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot))) if c.role == "emo" else c
+        replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot)))
+        if c.role == "emo" and not c.grid
+        else c
         for c in cells
     ]
 

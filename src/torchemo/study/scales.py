@@ -91,6 +91,10 @@ class Scale:
         """Worlds that are only tested on."""
         return tuple(name for name in self.worlds if name.startswith("outside"))
 
+    def only_set(self, world: str) -> str:
+        """Name the one set of a world."""
+        return self.worlds[world][0].split(":")[-1]
+
     @property
     def elsewhere(self) -> tuple[str, ...]:
         """Further tests of what is trained on pictures: outside, and on the classes it has seen."""
@@ -98,17 +102,17 @@ class Scale:
 
 
 def _rates(*pairs: tuple[float, float]) -> tuple[tuple[str, ...], ...]:
-    return tuple((f"learner.inner_lr={inner}", *_outer(outer)) for inner, outer in pairs)
+    return tuple((f"learner.inner_lr={inner}", *outer_rate(outer)) for inner, outer in pairs)
 
 
 def _ranges(*triples: tuple[float, float, float]) -> tuple[tuple[str, ...], ...]:
     return tuple(
-        (f"learner.rate_init=[{low}, {high}]", *_outer(outer)) for low, high, outer in triples
+        (f"learner.rate_init=[{low}, {high}]", *outer_rate(outer)) for low, high, outer in triples
     )
 
 
-def _outer(rate: float) -> tuple[str, str]:
-    """Consolidated slots are parameters that the outer loop learns: they take its rate."""
+def outer_rate(rate: float) -> tuple[str, str]:
+    """Set the outer rate, which consolidated slots take too: the outer loop learns them."""
     return f"outer.lr={rate}", f"emo.memory.slot_lr={rate}"
 
 

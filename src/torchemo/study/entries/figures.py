@@ -79,7 +79,7 @@ def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
     methods = (base_cell("maml"), *(emo_cells("maml") if memory else ()))
     found = [] if whole else list(methods)
     for world in FOUR:
-        name = _set(scale, world)
+        name = scale.only_set(world)
         found += [
             replace(
                 method,
@@ -105,9 +105,9 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 paper = published.F4.gain("MAML+EMO", "MAML", **where) if all(sets) else None
                 found.append(
                     Contrast(
-                        f"maml{kind} vs maml, {_set(scale, trained)} to {_set(scale, tested)}",
-                        f"maml{kind} on {_set(scale, trained)}",
-                        f"maml on {_set(scale, trained)}",
+                        f"maml{kind} vs maml, {scale.only_set(trained)} to {scale.only_set(tested)}",
+                        f"maml{kind} on {scale.only_set(trained)}",
+                        f"maml on {scale.only_set(trained)}",
                         "better" if near else "worse",
                         test=tested,
                         paper=paper,
@@ -115,11 +115,6 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                     )
                 )
     return tuple(found)
-
-
-def _set(scale: Scale, world: str) -> str:
-    """Name the one set of a world."""
-    return scale.worlds[world][0].split(":")[-1]
 
 
 F4 = Entry(

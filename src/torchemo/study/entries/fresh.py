@@ -6,7 +6,7 @@ from types import MappingProxyType
 from torchemo.study.entries.methods import LEARNERS, base_cell, emo_cells, gain, is_ours
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
-from torchemo.study.scales import Scale
+from torchemo.study.scales import Scale, outer_rate
 
 _PICTURES = ("learner.inner_lr=0.1", 0.006)
 _PICTURE_RANGE = ("learner.rate_init=[0.05, 0.15]", 0.006)
@@ -34,15 +34,16 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
     for learner in LEARNERS:
         found.append(base_cell(learner, tests=scale.outside))
         found += [cell for cell in emo_cells(learner, tests=scale.outside) if is_ours(cell)]
-    return tuple(replace(cell, rates=_rates(scale, cell.preset)) for cell in found)
+    return tuple(replace(cell, grid=(chosen_rates(scale, cell.preset),)) for cell in found)
 
 
-def _rates(scale: Scale, preset: str) -> tuple[str, ...]:
+def chosen_rates(scale: Scale, preset: str) -> tuple[str, ...]:
+    """Return the rates that T1 chose for a preset."""
     known = RATES.get(f"{scale.name}/{scale.tasks}")
     if known is None:  # scale smoke, which chooses nothing that matters
         return scale.own_grids.get(preset.removesuffix("-emo"), scale.grid)[0]
     inner, outer = known[preset]
-    return (inner, f"outer.lr={outer}", f"emo.memory.slot_lr={outer}")
+    return (inner, *outer_rate(outer))
 
 
 def _contrasts(scale: Scale) -> tuple[Contrast, ...]:

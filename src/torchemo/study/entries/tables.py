@@ -1,6 +1,7 @@
 """T1 to T6: does memory help, and which optimizer, aggregator, controller, at which cost."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 from torchemo.study import published
@@ -136,15 +137,16 @@ T2 = Entry(
 
 
 def _variants(
-    options: dict[str, str], prefix: str, chosen: dict[str, str] | None = None
+    options: dict[str, str],
+    prefix: str,
+    of: Callable[[str, str], str | None] = lambda learner, name: None,
 ) -> tuple[Cell, ...]:
     """Return the literal reading of every learner with one option varied.
 
     Args:
         options: Names and values of the option.
         prefix: The option.
-        chosen: By learner the one that the paper picks, whose rates the others take; without it each
-            tunes its own.
+        of: From learner and name to the cell whose rates it takes; None tunes its own.
     """
     return tuple(
         Cell(
@@ -153,9 +155,7 @@ def _variants(
             f"{learner}-emo-paper",
             "emo",
             options=(f"{prefix}={value}",),
-            of=None
-            if chosen is None or chosen[learner] == name
-            else f"{learner} {chosen[learner]}",
+            of=of(learner, name),
         )
         for learner, title in LEARNERS.items()
         for name, value in options.items()
@@ -163,9 +163,14 @@ def _variants(
 
 
 def _t3_cells(scale: Scale) -> tuple[Cell, ...]:
+    def of(learner: str, name: str) -> str | None:
+        # It begins as the own gradient alone, so that the rates of the base learner fit, and takes ten times
+        # as long as the others.
+        return learner if name == "transformer" and scale.name != "paper" else None
+
     return (
         *(base_cell(learner) for learner in LEARNERS),
-        *_variants(AGGREGATORS, "emo.aggregator.kind"),
+        *_variants(AGGREGATORS, "emo.aggregator.kind", of),
     )
 
 
@@ -199,14 +204,18 @@ T3 = Entry(
     _t3_cells,
     _t3_contrasts,
     "forest",
-    note="The transformer is the one over gradient descriptors (A9); the paper does not define its own.",
+    note="The transformer is the one over gradient descriptors (A9); the paper does not define its own. Off"
+    " the scale of the paper it takes the rates of the base learner, as it begins as the own gradient alone.",
 )
 
 
 def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
-    # What is forgotten does not change how long a step is: elsewhere one choice of rates serves all three.
-    chosen = None if scale.name == "paper" else CHOSEN_CONTROLLERS
-    literal = _variants({name: name for name in CONTROLLERS}, "emo.memory.controller", chosen)
+    def of(learner: str, name: str) -> str | None:
+        # What is forgotten does not change how long a step is: elsewhere one choice serves all three.
+        chosen = CHOSEN_CONTROLLERS[learner]
+        return None if name == chosen or scale.name == "paper" else f"{learner} {chosen}"
+
+    literal = _variants({name: name for name in CONTROLLERS}, "emo.memory.controller", of)
     return (
         *(base_cell(learner) for learner in LEARNERS),
         *literal,
