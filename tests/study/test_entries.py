@@ -47,6 +47,16 @@ def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     assert "The paper" in shown.out or name == "F1" or not ENTRIES[name].in_paper
 
 
+def test_ways_out_of_random_labels_run_on_pictures(torchemo, tmp_path):
+    cells = ("maml", "gates", "aligned", "proto-maml", "proto-maml gates")
+    words = ("--scale", "smoke", "--out", tmp_path, "--jobs", 1, "--seeds", 0, "--no-controls")
+    found = torchemo("study", "run", "R1", *words, "--cells", *cells, "--json")
+    assert found.code == 0, found.err
+    drawn = {c["name"]: c for c in found.json[0]["contrasts"]}
+    for name in ("aligned vs gates", "proto-maml gates vs proto-maml", "proto-maml vs maml"):
+        assert drawn[name]["tasks"] == 12
+
+
 def test_the_benefit_table_runs_with_all_its_controls_on_pictures(torchemo, tmp_path):
     words = ("--scale", "smoke", "--out", tmp_path, "--jobs", 1, "--seeds", 0)
     found = torchemo("study", "run", "T1", *words, "--cells", "maml*", "--json")

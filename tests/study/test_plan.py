@@ -291,6 +291,24 @@ def test_a_network_for_one_set_is_tested_on_the_tasks_that_the_mixed_one_is_test
     assert longer.iterations == 4 * usual.iterations
 
 
+def test_ways_out_of_random_labels_are_tried_where_there_are_labels():
+    where = {"aligned", "proto-maml", "proto-maml gates"}
+    curves, pictures = (
+        {c.name: c for c in plan(ENTRIES["R1"], SCALES[name], controls=False).cells}
+        for name in ("cpu/regression", "cpu/pictures")
+    )
+    assert not where & set(curves)
+    assert [pictures[name].of for name in sorted(where)] == ["maml"] * 3
+    study = plan(ENTRIES["R1"], SCALES["cpu/pictures"], controls=False)
+    chosen = {name: study.config(pictures[name], {}).emo for name in (*where, "gates")}
+    same = replace(chosen["gates"].value, head_align="hungarian")
+    assert chosen["aligned"] == replace(chosen["gates"], value=same)
+    assert (
+        chosen["proto-maml gates"].value.head_align == "drop"
+    )  # of its head nothing is remembered
+    assert chosen["proto-maml"].memory.capacity == 0
+
+
 @pytest.mark.parametrize(("where", "rates"), [("cpu/regression", "maml"), ("paper/pictures", None)])
 def test_the_slow_transformer_takes_the_rates_of_its_learner_but_at_the_scale_of_the_paper(
     where, rates
