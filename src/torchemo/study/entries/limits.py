@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from torchemo.study.entries.fresh import chosen_rates
 from torchemo.study.entries.methods import LEARNERS, base_cell, emo_cells, is_ours
@@ -11,48 +12,41 @@ from torchemo.study.scales import FOUR, Scale, outer_rate
 
 IN_ONE_STEP = " in one step"
 
-_Points = tuple[tuple[str, ...], ...]
+Points: TypeAlias = tuple[tuple[str, ...], ...]
+"""Rates to choose among, as options."""
 
 
-def _points(inner: tuple[str, ...], outer: tuple[float, ...]) -> _Points:
-    return tuple((rate, *outer_rate(beta)) for beta in outer for rate in inner)
+def _rates(*inner: float, outer: tuple[float, ...]) -> Points:
+    return tuple((f"learner.inner_lr={a}", *outer_rate(b)) for b in outer for a in inner)
 
 
-_ONE_STEP: MappingProxyType[str, tuple[_Points, _Points]] = MappingProxyType(
+def _ranges(*inner: tuple[float, float], outer: tuple[float, ...]) -> Points:
+    return tuple(
+        (f"learner.rate_init=[{low}, {high}]", *outer_rate(b)) for b in outer for low, high in inner
+    )
+
+
+_ONE_STEP: MappingProxyType[str, Points] = MappingProxyType(
     {
-        "cpu/pictures": (
-            _points(tuple(f"learner.inner_lr={rate}" for rate in (0.1, 0.3, 1.0, 3.0)), (0.006,)),
-            _points(
-                tuple(
-                    f"learner.rate_init=[{low}, {high}]"
-                    for low, high in ((0.05, 0.15), (0.15, 0.45), (0.5, 1.5), (1.5, 4.5))
-                ),
-                (0.006,),
-            ),
-        ),
-        "cpu/regression": (
-            _points(
-                tuple(f"learner.inner_lr={rate}" for rate in (0.003, 0.01, 0.03)), (0.012, 0.024)
-            ),
-            _points(
-                tuple(
-                    f"learner.rate_init=[{low}, {high}]"
-                    for low, high in ((0.001, 0.005), (0.003, 0.015), (0.01, 0.05))
-                ),
-                (0.006, 0.012),
-            ),
+        "cpu/pictures": _rates(0.1, 0.3, 1.0, 3.0, outer=(0.006,)),
+        "cpu/regression": _rates(0.003, 0.01, 0.03, outer=(0.012, 0.024)),
+    }
+)
+_ONE_STEP_META_SGD: MappingProxyType[str, Points] = MappingProxyType(
+    {
+        "cpu/pictures": _ranges((0.05, 0.15), (0.15, 0.45), (0.5, 1.5), (1.5, 4.5), outer=(0.006,)),
+        "cpu/regression": _ranges(
+            (0.001, 0.005), (0.003, 0.015), (0.01, 0.05), outer=(0.006, 0.012)
         ),
     }
 )
-"""Rates for a single step, which has to go as far as several: those that T1 chose and higher inner ones.
-For all learners but Meta-SGD, and for Meta-SGD."""
+"""Rates for a single step, which has to go as far as several: those that T1 chose, and higher inner ones."""
 
 
-def _one_step_grid(scale: Scale, learner: str) -> _Points:
-    known = _ONE_STEP.get(f"{scale.name}/{scale.tasks}")
-    if known is None:  # scale smoke, which chooses nothing that matters
-        return scale.own_grids.get(learner, scale.grid)
-    return known[1] if learner == "meta-sgd" else known[0]
+def _one_step_grid(scale: Scale, learner: str) -> Points:
+    known = _ONE_STEP_META_SGD if learner == "meta-sgd" else _ONE_STEP
+    # Scale smoke chooses nothing that matters.
+    return known.get(f"{scale.name}/{scale.tasks}", scale.own_grids.get(learner, scale.grid))
 
 
 def _ours(learner: str, *, tests: tuple[str, ...] = ()) -> Cell:
