@@ -42,6 +42,21 @@ def test_what_is_trained_once_more_is_left_to_the_tables():
     assert "of 3 learners" in str(figure)
 
 
+def test_learners_of_one_step_stand_beside_themselves_with_all_their_steps():
+    names = ("maml", "anil", "meta-sgd")
+    whole = [cell(n, scores=(3.0, 3.5)) for n in names]
+    one = [cell(n, scores=(4.0, 4.5), suffix=" in one step") for n in names]
+    given = [cell(f"{n}-emo", role="emo", scores=(2.0,), suffix=" in one step") for n in names]
+    for found in (*one, *given):
+        found["title"] += ", one inner step"
+    (_, figure) = memory_figures({"cells": [*whole, *one, *given]})["mixed"]
+    text = str(figure)
+    assert "without memory, all steps" in text
+    assert ">MAML, one inner step<" in text
+    (_, usual) = memory_figures({"cells": [*whole, *(cell(f"{n}-emo") for n in names)]})["mixed"]
+    assert "all steps" not in str(usual)
+
+
 def test_few_learners_are_left_to_the_table():
     assert memory_figures({"cells": [cell("maml"), cell("maml-emo", role="emo")]}) == {}
 

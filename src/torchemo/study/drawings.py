@@ -1,7 +1,7 @@
 """Drawings that our figures and the paper's share: a matrix of sets, a sweep over sizes, lines over steps."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -10,13 +10,17 @@ from matplotlib.axes import Axes
 from torchemo.report.figures import Line, lines, plain_ticks, wide_range
 from torchemo.report.svg import GRID, INK, MUTED, SERIES, WIDTH, draw
 
+HOLLOW: dict[str, Any] = {"color": INK, "markerfacecolor": "none", "markeredgewidth": 1.5}
+"""A mark that leaves what lies under it to be seen."""
+
 
 class Pair(NamedTuple):
-    """Scores of a learner without and with memory, one per seed."""
+    """Scores of a learner without and with memory, one per seed; ``whole`` are of all its inner steps."""
 
     label: str
     without: Sequence[float]
     given: Sequence[float]
+    whole: Sequence[float] = ()
 
 
 def matrix(
@@ -117,7 +121,7 @@ def by_tensor(shown: Sequence[tuple[str, dict[str, float]]], *, name: str, y: st
 
 def with_and_without(pairs: Sequence[Pair], *, name: str, x: str, higher_is_better: bool) -> Markup:
     """Draw what memory changes: a learner per line, means as large dots, seeds as small ones."""
-    values = [value for pair in pairs for value in (*pair.without, *pair.given)]
+    values = [value for pair in pairs for value in (*pair.without, *pair.given, *pair.whole)]
     log = not higher_is_better and wide_range([Line("", range(len(values)), values)])
 
     def drawing(axes: Axes) -> None:
@@ -125,13 +129,15 @@ def with_and_without(pairs: Sequence[Pair], *, name: str, x: str, higher_is_bett
         for place, pair in zip(places, pairs, strict=True):
             means = [sum(scores) / len(scores) for scores in (pair.without, pair.given)]
             axes.plot(means, [place, place], color=GRID, linewidth=4, zorder=1)
-        without, given = [pair.without for pair in pairs], [pair.given for pair in pairs]
-        for label, colour, scores in (
-            ("without memory", MUTED, without),
-            ("with memory", SERIES[0], given),
+        for label, look, scores in (
+            ("without memory", {"color": MUTED}, [pair.without for pair in pairs]),
+            ("with memory", {"color": SERIES[0]}, [pair.given for pair in pairs]),
+            ("without memory, all steps", HOLLOW, [pair.whole for pair in pairs]),
         ):
-            means = [sum(one) / len(one) for one in scores]
-            axes.plot(means, places, "o", color=colour, markersize=8, label=label)
+            if not any(scores):
+                continue
+            means = [sum(one) / len(one) if one else np.nan for one in scores]
+            axes.plot(means, places, "o", markersize=8, label=label, **look)
             for place, one in zip(places, scores, strict=True):
                 axes.plot(one, [place] * len(one), ".", color=INK, markersize=3)
         axes.set_yticks(places, [pair.label for pair in pairs], color=INK)

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from torchemo.report.words import METRICS
 from torchemo.study.drawings import Pair, with_and_without
+from torchemo.study.entries.limits import IN_ONE_STEP
 from torchemo.study.scales import OWN_WORLDS
 
 FEWEST = 3
@@ -24,8 +25,8 @@ def memory_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
             METRICS[c["tests"][world]["metric"]] for c in result["cells"] if world in c["tests"]
         )
         scaled = [
-            Pair(label, *([metric.scale * v for v in scores] for scores in both))
-            for label, *both in pairs
+            Pair(label, *([metric.scale * v for v in scores] for scores in of_seeds))
+            for label, *of_seeds in pairs
         ]
         where = f" on {OWN_WORLDS[world]}" if world in OWN_WORLDS else ""
         figure = with_and_without(
@@ -54,5 +55,8 @@ def _pairs(result: Mapping[str, Any], world: str) -> list[Pair]:
         _, given = scored.get(name.replace(preset, f"{preset}-emo", 1), (None, None))
         again = cell["of"] is not None and name.startswith(f"{cell['of']} ")
         if cell["role"] == "base" and given is not None and not again:
-            found.append(Pair(cell["title"].split(",")[0], without, given))
+            title = cell["title"].removesuffix(f", {OWN_WORLDS.get(world, world)}")
+            _, whole = scored.get(name.removesuffix(IN_ONE_STEP), (None, ()))
+            whole = whole if name.endswith(IN_ONE_STEP) else ()
+            found.append(Pair(title, without, given, whole))
     return sorted(found, key=lambda pair: -sum(pair.without))
