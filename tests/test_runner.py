@@ -50,7 +50,9 @@ def config(learner="maml", *, aggregator="sum", controller="lru", consolidate=Fa
         emo=EMOConfig(
             memory=memory,
             key=keys,
-            retrieval=RetrievalConfig(k=3, familiar=0.9 if consolidate else None),
+            retrieval=RetrievalConfig(
+                k=3, familiar=0.9 if consolidate else None, trust=0.0 if consolidate else None
+            ),
             aggregator=AggregatorConfig(kind=aggregator, layers=1),
             value=value,
         ),
@@ -282,6 +284,7 @@ def test_a_result_says_how_many_tasks_were_familiar_to_a_memory_that_judges_it(t
     train_run(tmp_path / "run", config(consolidate=True))
     experiment = load_best(tmp_path / "run")
     emo, protocol = experiment.trainer.emo, Protocol(tasks=12)
+    emo.trust = None
 
     def share():
         return score_run(tmp_path / "run", experiment, protocol)["familiar"]

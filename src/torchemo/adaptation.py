@@ -84,6 +84,8 @@ class Answers:
         recalled: What was recalled for this task, nearest first.
         familiar: Whether the memory takes the task for one like those of training; if not, nothing of it is
             used. None where it does not judge, or where there is none.
+        trusted: Whether what it recalls helped on validation tasks; if not, nothing of it is used. None as
+            above.
     """
 
     method: str
@@ -94,6 +96,7 @@ class Answers:
     predictions: tuple[Prediction, ...]
     recalled: tuple[RecalledSlot, ...]
     familiar: bool | None
+    trusted: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -146,7 +149,7 @@ def answer_folder(
     learner = _learner(trained, len(names))
     shown = _support([c.pictures for c in classes], form)
     outputs = _answer(trained, learner, shown, _pixels(list(queries.values()), form), steps=steps)
-    recalled, familiar = _recalled(trained, shown)
+    recalled, familiar, trusted = _recalled(trained, shown)
     return Answers(
         method=method_name(trained.trainer),
         step=trained.trainer.iteration,
@@ -156,6 +159,7 @@ def answer_folder(
         predictions=tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
         recalled=recalled,
         familiar=familiar,
+        trusted=trusted,
     )
 
 
@@ -253,15 +257,19 @@ def _answer(
     return torch.stack(answers)
 
 
-def _recalled(trained: Trained, support: Batch) -> tuple[tuple[RecalledSlot, ...], bool | None]:
-    """Return what was recalled, and whether the memory finds the task familiar."""
+def _recalled(
+    trained: Trained, support: Batch
+) -> tuple[tuple[RecalledSlot, ...], bool | None, bool | None]:
+    """Return what was recalled, and whether the memory finds the task familiar and trusts its slots."""
     emo, trainer = trained.trainer.emo, trained.trainer
     if emo is None:
-        return (), None
+        return (), None, None
     recall = look_up(trainer.learner, trainer.params, Episode(support, support), emo=emo)
-    familiar = None if emo.familiarity is None else bool(recall.active[0])
-    if familiar is False:
-        return (), familiar
+    active = bool(recall.active[0])
+    familiar = None if emo.familiarity is None else bool(emo.familiarity(recall.keys)[0])
+    trusted = None if emo.trust is None or familiar is False else active
+    if not active:
+        return (), familiar, trusted
     known = (recall.notes or {}).get("domain")
     slots = tuple(
         RecalledSlot(
@@ -273,7 +281,7 @@ def _recalled(trained: Trained, support: Batch) -> tuple[tuple[RecalledSlot, ...
         )
         for j, slot in enumerate(recall.slots[0])
     )
-    return slots, familiar
+    return slots, familiar, trusted
 
 
 def _name(domains: Sequence[str], number: int) -> str | None:

@@ -38,6 +38,7 @@ from torchemo.policy import Policy, is_remembered
 from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
 from torchemo.search import INDICES, ApproximateIndex, Index
+from torchemo.trust import Trust
 from torchemo.types import Model, TaskShape
 
 
@@ -130,6 +131,7 @@ def build_emo(
         head=head,
         norm=learner.loop.model.norm,
         familiarity=_familiarity(config, memory.key_dim),
+        trust=_trust(config),
     )
     return emo.to(dtype)
 
@@ -219,6 +221,11 @@ def _embedder(config: KeyConfig, model: Model, tasks: TaskShape, generator: Gene
 def _familiarity(config: EMOConfig, key_dim: int) -> Familiarity | None:
     share = config.retrieval.familiar
     return None if share is None else Familiarity(key_dim, share=share)
+
+
+def _trust(config: EMOConfig) -> Trust | None:
+    least = config.retrieval.trust
+    return None if least is None else Trust(config.memory.capacity, least=least)
 
 
 def _retrieval(config: EMOConfig) -> Retrieval:

@@ -108,6 +108,9 @@ class RetrievalConfig:
     familiar: float | None = None
     """Share of tasks like those of training, such as 0.95, that count as familiar: whoever's key lies further
     out among those of training is evaluated without recall (ours). None evaluates all with it."""
+    trust: float | None = None
+    """Gain on validation tasks, such as 0, that a slot must exceed to be recalled in evaluation: those that
+    learned their training classes by heart then keep silent (ours). None trusts all."""
     index: Literal["exact", "random", "approximate"] = "exact"
     """random: a control that recalls arbitrary slots. approximate: for 10^5 slots and more; exact below 10^4.
     Needs the extra ``ann``."""
@@ -186,6 +189,11 @@ class EMOConfig:
             )
         if self.memory.write == "consolidate" and self.retrieval.weights != "softmax":
             raise ConfigError("memory.write = consolidate needs retrieval.weights = softmax.")
+        if self.retrieval.trust is not None and self.memory.write != "consolidate":
+            raise ConfigError(
+                "retrieval.trust judges slots that last, and memory.write = replace has none.",
+                hint="Set memory.write to consolidate, or leave retrieval.trust unset.",
+            )
         wide = self.retrieval.k is None or self.memory.max_age is not None
         if self.retrieval.index == "approximate" and (wide or self.memory.write == "consolidate"):
             raise ConfigError(

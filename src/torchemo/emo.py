@@ -22,6 +22,7 @@ from torchemo.retrieval import Retrieval
 from torchemo.rng import generator_for
 from torchemo.search import ExactIndex
 from torchemo.tree import check_same_structure, norms, select, tree_map
+from torchemo.trust import Trust
 from torchemo.types import Batch, Params, Recall
 
 
@@ -68,6 +69,8 @@ class EMO(nn.Module):
         norm: Names of the scales and shifts of normalisation layers, for a memory of these alone.
         familiarity: Which tasks are like those of training; others are evaluated without their recall. None
             evaluates all tasks with it.
+        trust: Which slots help on classes that training has not seen; tasks that recall others are evaluated
+            without their recall. None trusts all.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class EMO(nn.Module):
         head: tuple[str, ...] = (),
         norm: tuple[str, ...] = (),
         familiarity: Familiarity | None = None,
+        trust: Trust | None = None,
     ) -> None:
         super().__init__()
         self.policy = Policy() if policy is None else policy
@@ -91,6 +95,7 @@ class EMO(nn.Module):
         self.head = head
         self.norm = norm
         self.familiarity = familiarity
+        self.trust = trust
         self._check()
 
     def _check(self) -> None:
@@ -185,6 +190,9 @@ class EMO(nn.Module):
             active=self._active(keys, index),
             learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
         )
+        if self.trust is not None and not self.training:
+            active = recall.active & self.trust(recall.slots, recall.weights)
+            recall = recall._replace(active=active, weights=recall.weights * active[:, None])
         if self.policy.head_align == "hungarian":
             axis = 3 if self.policy.content == "per_step" else 2
             recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)

@@ -1,6 +1,6 @@
 """Evaluation on fixed tasks: the memory is read, never written (Algorithm 2)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchemo.emo import EMO
+from torchemo.errors import ConfigError
 from torchemo.learners.learner import Learner
 from torchemo.losses import accuracy
-from torchemo.step import predict
+from torchemo.step import look_up, predict
 from torchemo.types import Episode, Params
 
 
@@ -80,6 +81,64 @@ def evaluate(
         domain=torch.cat([part.domain for part in parts]),
         episode=torch.cat([part.episode for part in parts]),
     )
+
+
+def evaluate_trust(
+    learner: Learner,
+    params: Params,
+    episodes: Sequence[Episode],
+    *,
+    emo: EMO,
+    batched: bool | None = None,
+    workers: int = 1,
+) -> Scores:
+    """Judge the slots of a memory by tasks of other classes than those of training (`torchemo.trust`).
+
+    Args:
+        learner: The learner.
+        params: Its meta-parameters.
+        episodes: Batches of validation tasks.
+        emo: The memory optimizer; its judgement of its slots is the one thing that changes.
+        batched: Run each batch of tasks in one call; None: see `torchemo.step.runs_together`.
+        workers: Threads that share the tasks of a batch otherwise.
+
+    Returns:
+        Scores after the last step, of every task with or without its recall, as it will be evaluated.
+    """
+    if emo.trust is None:
+        raise ConfigError("this EMO trusts all of its slots.", hint="Pass trust=Trust(...).")
+    emo.trust.doubted.zero_()
+    given, alone = (
+        evaluate(
+            learner,
+            params,
+            episodes,
+            emo=memory,
+            every_step=False,
+            batched=batched,
+            workers=workers,
+        )
+        for memory in (emo, None)
+    )
+    training = emo.training
+    emo.eval()
+    recalls = [look_up(learner, params, episode, emo=emo) for episode in episodes]
+    emo.train(training)
+    if not recalls[0].m:  # nothing is remembered yet
+        return given
+    slots = torch.cat([recall.slots for recall in recalls])
+    weights = torch.cat([recall.weights for recall in recalls])
+    emo.trust.judge(slots, weights, _points(given) - _points(alone))
+    active = emo.trust(slots, weights)[:, None]
+    right = given.accuracy
+    if right is not None and alone.accuracy is not None:
+        right = torch.where(active, right, alone.accuracy)
+    return given._replace(loss=torch.where(active, given.loss, alone.loss), accuracy=right)
+
+
+def _points(scores: Scores) -> Float[Tensor, " task"]:
+    """Higher is better: the share of right answers, or minus the squared error."""
+    return -scores.loss[:, -1] if scores.accuracy is None else scores.accuracy[:, -1]
 
 
 def batches(

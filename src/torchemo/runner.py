@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, final
 
 from torchemo.config import RunConfig
 from torchemo.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
-from torchemo.evaluate import batches, evaluate
+from torchemo.evaluate import Scores, batches, evaluate, evaluate_trust
 from torchemo.experiment import Experiment, open_experiment
 from torchemo.footprint import footprint
 from torchemo.runs import checkpoint, history
@@ -265,27 +265,35 @@ class _Run:
         self._emit("step", _fields(report, self.trainer.emo))
 
     def _validate(self) -> None:
-        config = self.experiment.config
-        scores = evaluate(
-            self.trainer.learner,
-            self.trainer.params,
-            batches(
-                lambda start, count: self.experiment.source.sample(
-                    "val", seed=VALIDATION_SEED, start=start, count=count
-                ),
-                tasks=config.train.validation_tasks,
-                size=config.train.tasks,
-            ),
-            emo=self.trainer.emo,
-            every_step=False,
-            batched=self.trainer.batched,
-            workers=self.trainer.workers,
-        )
+        scores = self._validation_scores()
         loss = float(scores.loss[:, -1].mean())
         accuracy = None if scores.accuracy is None else float(scores.accuracy[:, -1].mean())
         score = -loss if accuracy is None else accuracy
         self.progress = self.progress.scored(self.trainer.iteration, score)
-        self._emit("validation", {"loss": loss, "accuracy": accuracy, "score": score})
+        fields: dict[str, Any] = {"loss": loss, "accuracy": accuracy, "score": score}
+        emo = self.trainer.emo
+        if emo is not None and emo.trust is not None:
+            fields["doubted"] = emo.trust.doubted.nonzero().flatten().tolist()
+        self._emit("validation", fields)
+
+    def _validation_scores(self) -> Scores:
+        """Score the validation tasks, after the slots have been judged by them if the memory does so."""
+        train, trainer = self.experiment.config.train, self.trainer
+        episodes = batches(
+            lambda start, count: self.experiment.source.sample(
+                "val", seed=VALIDATION_SEED, start=start, count=count
+            ),
+            tasks=train.validation_tasks,
+            size=train.tasks,
+        )
+        how: dict[str, Any] = {"batched": trainer.batched, "workers": trainer.workers}
+        if trainer.emo is not None and trainer.emo.trust is not None:
+            return evaluate_trust(
+                trainer.learner, trainer.params, list(episodes), emo=trainer.emo, **how
+            )
+        return evaluate(
+            trainer.learner, trainer.params, episodes, emo=trainer.emo, every_step=False, **how
+        )
 
     def _save(self) -> None:
         step = self.trainer.iteration

@@ -75,8 +75,9 @@ def score_run(
 
     Returns:
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
-        accuracy after every inner step; with means and intervals, and the share of tasks that the memory
-        takes for tasks like those of training, if it judges that (`torchemo.familiarity`).
+        accuracy after every inner step; with means and intervals, the share of tasks that are evaluated with
+        their recall, if the memory may keep silent (`torchemo.familiarity`, `torchemo.trust`), and the slots
+        that it does not trust, if it judges them.
     """
     record = {"run": str(root), "on": on, **score_tasks(experiment, protocol, progress=progress)}
     RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
@@ -105,7 +106,9 @@ def score_tasks(
     if memory_digest(emo) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
     record = _record(experiment, protocol, scores)
-    return {"memory_sha256": before, "familiar": familiar, **record}
+    doubted = None if emo is None or emo.trust is None else emo.trust.doubted.nonzero().flatten()
+    slots = None if doubted is None else doubted.tolist()
+    return {"memory_sha256": before, "familiar": familiar, "doubted": slots, **record}
 
 
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
@@ -155,7 +158,7 @@ def _sample(
 def _familiar(experiment: Experiment, protocol: Protocol) -> float | None:
     """Return the share of tasks that are evaluated with their recall; None if the memory always recalls."""
     trainer = experiment.trainer
-    if trainer.emo is None or trainer.emo.familiarity is None:
+    if trainer.emo is None or (trainer.emo.familiarity is None and trainer.emo.trust is None):
         return None
     training = trainer.emo.training
     trainer.emo.eval()

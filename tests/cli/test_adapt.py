@@ -59,6 +59,13 @@ def test_that_the_memory_kept_silent_is_said(capsys, familiar):
     assert (said in capsys.readouterr().out) == (familiar is False)
 
 
+@pytest.mark.parametrize("trusted", [None, True, False])
+def test_that_slots_are_not_trusted_is_said(capsys, trusted):
+    _show(replace(answers(recalled=()), familiar=True, trusted=trusted))
+    said = "what is remembered of such tasks did not help on validation tasks"
+    assert (said in " ".join(capsys.readouterr().out.split())) == (trusted is False)
+
+
 def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):
     run = shutil.copytree(picture_runs / "proto", tmp_path / "run")
     found = torchemo(*words(run, folders, "--json"))

@@ -307,9 +307,12 @@ def test_that_the_memory_kept_silent_on_some_tasks_is_said(capsys, share, said):
     summary = {"last": last, "per_domain": {}, "per_step": [0.2, 0.5]}
     protocol = {"split": "test", "name": "standard"}
     about = {"metric": "accuracy", "method": "M", "on": None, "protocol": protocol}
-    _show_result({**about, "summary": summary, "familiar": share})
+    _show_result({**about, "summary": summary, "familiar": share, "doubted": None})
     words = "75.0 % of the tasks are unlike those of training: the memory kept silent."
     assert (words in capsys.readouterr().out) is said
+    _show_result({**about, "summary": summary, "familiar": share, "doubted": [2]})
+    doubt = "or recall slots that did not help on validation tasks: the memory kept silent."
+    assert (doubt in " ".join(capsys.readouterr().out.split())) is said
 
 
 def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):

@@ -74,6 +74,10 @@ def _show(answers: "Answers") -> None:
     print_table(answers.method, ["file", "predicted", "probability", "runner-up"], rows)
     if answers.familiar is False:
         print("nothing was recalled: these pictures are unlike the tasks of training")
+    if answers.trusted is False:
+        print(
+            "nothing was recalled: what is remembered of such tasks did not help on validation tasks"
+        )
     if answers.recalled:
         slots = ", ".join(
             f"{one.slot} ({'' if one.domain is None else f'{one.domain}, '}{one.distance:.3f})"

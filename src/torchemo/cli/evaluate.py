@@ -136,7 +136,12 @@ def _show_result(record: dict[str, Any]) -> None:
     print(f"after inner step  {steps}")
     if record["familiar"] is not None and record["familiar"] < 1:
         silent = 100 * (1 - record["familiar"])
-        print(f"{silent:.1f} % of the tasks are unlike those of training: the memory kept silent.")
+        doubt = (
+            ", or recall slots that did not help on validation tasks" if record["doubted"] else ""
+        )
+        print(
+            f"{silent:.1f} % of the tasks are unlike those of training{doubt}: the memory kept silent."
+        )
 
 
 def _show_comparison(found: dict[str, Any]) -> None:

@@ -97,8 +97,12 @@ def view_memory(emo: EMO, probe: Probe, domains: Sequence[str]) -> MemoryView:
         key_map=_key_map(emo.memory.keys[: seen.filled][order], probe.keys),
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
-        silent=int((probe.weights == 0).all(1).sum()) if emo.familiarity is not None else 0,
+        silent=int((probe.weights == 0).all(1).sum()) if _may_keep_silent(emo) else 0,
     )
+
+
+def _may_keep_silent(emo: EMO) -> bool:
+    return emo.familiarity is not None or emo.trust is not None
 
 
 def _key_map(slots: Float[Tensor, "slot dim"], tasks: Float[Tensor, "task dim"]) -> KeyMap:

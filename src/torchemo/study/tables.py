@@ -196,7 +196,7 @@ def familiar_table(cells: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         (cell["title"], *(_number(_familiar(cell, world)) for world in worlds)) for cell in judging
     ]
-    return Table("Share of test tasks that were familiar", ("method", *worlds), rows)
+    return Table("Share of test tasks that were evaluated with recall", ("method", *worlds), rows)
 
 
 def _familiar(cell: Mapping[str, Any], world: str) -> float | None:
