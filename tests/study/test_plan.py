@@ -343,6 +343,22 @@ def test_only_the_third_study_of_ours_lets_the_memory_keep_silent_as_the_preset_
     assert set(shares["R3"].values()) == {preset("maml-emo").emo.retrieval.familiar}
 
 
+def test_slots_that_earn_their_trust_are_set_against_the_learner_of_both_lengths():
+    study = plan(ENTRIES["R6"], SCALES["cpu/pictures"], controls=False)
+    cells = {cell.name: study.config(cell, {}) for cell in study.cells}
+    ours, longer, shorter = (cells[name] for name in ("anil-emo", "anil", "anil shorter"))
+    assert ours.train.iterations == longer.train.iterations == 4 * shorter.train.iterations
+    assert ours.emo.retrieval.trust == 0.0
+    assert ours.emo.retrieval.familiar == preset("anil-emo").emo.retrieval.familiar
+    assert (ours.emo.value.tensors, ours.emo.memory.write) == ("all", "consolidate")
+    drawn = {(c.against, c.test) for c in study.contrasts}
+    tests = (None, "outside textures", "outside cifar100", "outside omniglot")
+    assert drawn == {(base, test) for base in ("anil", "anil shorter") for test in tests}
+    others = [entry for entry in ENTRIES.values() if entry.name != "R6"]
+    assert study.entry.test_seed not in {entry.test_seed for entry in others}
+    assert not set(study.seeds) & {seed for entry in others for seed in entry.seeds or (0, 1, 2)}
+
+
 def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():
     for where in ("cpu/pictures", "cpu/regression"):
         cells = plan(ENTRIES["F5"], SCALES[where], controls=False).cells
