@@ -27,6 +27,7 @@ from torchemo.runner import VALIDATION_SEED
 from torchemo.runs import checkpoint, history
 from torchemo.scoring import memory_digest
 from torchemo.trained import load_best, read_config
+from torchemo.trust import Trust
 
 
 def line(label="a"):
@@ -127,6 +128,17 @@ def test_tasks_for_which_the_memory_keeps_silent_are_counted(pictures):
     assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES
     emo.familiarity.forward = lambda keys: torch.arange(len(keys)) % 4 > 0
     assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES // 4
+
+
+def test_slots_that_are_not_trusted_are_named(pictures):
+    experiment = load_best(pictures)
+    emo, domains = experiment.trainer.emo, experiment.source.domains
+    emo.familiarity = None
+    emo.trust = Trust(emo.memory.capacity)
+    assert view_memory(emo, probe(experiment, emo), domains).doubted == ()
+    emo.trust.doubted.fill_(True)
+    view = view_memory(emo, probe(experiment, emo), domains)
+    assert (view.silent, view.doubted) == (PROBES, tuple(range(emo.memory.capacity)))
 
 
 @pytest.mark.parametrize("run", ["points", "pictures"])

@@ -61,7 +61,9 @@ class MemoryView(NamedTuple):
         key_map: Where their keys lie, in the order of ``slots``.
         task_domains: Domain names of the validation tasks in ``key_map``.
         domains: All domains, in their order.
-        silent: How many of these tasks are too unlike those of training to recall anything.
+        silent: How many of these tasks are evaluated without recall: too unlike those of training, or of
+            slots that are not trusted.
+        doubted: Slots that are not shown to help on validation tasks.
     """
 
     capacity: int
@@ -72,6 +74,7 @@ class MemoryView(NamedTuple):
     task_domains: list[str | None]
     domains: tuple[str, ...]
     silent: int
+    doubted: tuple[int, ...] = ()
 
     @property
     def overwrites(self) -> int:
@@ -98,6 +101,7 @@ def view_memory(emo: EMO, probe: Probe, domains: Sequence[str]) -> MemoryView:
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
         silent=int((probe.weights == 0).all(1).sum()) if _may_keep_silent(emo) else 0,
+        doubted=() if emo.trust is None else tuple(emo.trust.doubted.nonzero().flatten().tolist()),
     )
 
 
