@@ -122,8 +122,10 @@ def evaluate_trust(
     )
     training = emo.training
     emo.eval()
-    recalls = [look_up(learner, params, episode, emo=emo) for episode in episodes]
-    emo.train(training)
+    try:
+        recalls = [look_up(learner, params, episode, emo=emo) for episode in episodes]
+    finally:
+        emo.train(training)
     if not recalls[0].m:  # nothing is remembered yet
         return given
     slots = torch.cat([recall.slots for recall in recalls])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from torchemo.study.entries.methods import LEARNERS, base_cell, emo_cells, gain, is_ours
+from torchemo.study.entries.methods import LEARNERS, base_cell, gain, our_cell
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
 from torchemo.study.scales import Scale, outer_rate
@@ -33,7 +33,7 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
     found: list[Cell] = []
     for learner in LEARNERS:
         found.append(base_cell(learner, tests=scale.outside))
-        found += [cell for cell in emo_cells(learner, tests=scale.outside) if is_ours(cell)]
+        found.append(our_cell(learner, tests=scale.outside))
     return tuple(replace(cell, grid=(chosen_rates(scale, cell.preset),)) for cell in found)
 
 
@@ -103,14 +103,21 @@ R3 = Entry(
 TRUSTED = (*SILENT, "emo.value.tensors=all", "emo.retrieval.trust=0.0")
 """Slots hold whole networks; those that are not shown to help on validation tasks keep silent
 (`torchemo.trust`)."""
-_LONGER, _SHORTER = 4, "anil shorter"
+LONGER = 4
+"""How many times the usual outer steps show what longer training does."""
+_SHORTER = "anil shorter"
+
+
+def longer_options(scale: Scale) -> tuple[str, str]:
+    """Train `LONGER` times as long, with as many validations."""
+    steps = LONGER * scale.iterations
+    return f"train.iterations={steps}", f"train.validate_every={steps // 5}"
 
 
 def _trusted_cells(scale: Scale) -> tuple[Cell, ...]:
-    steps = _LONGER * scale.iterations
-    longer = (f"train.iterations={steps}", f"train.validate_every={steps // 5}")
+    longer = longer_options(scale)
     base = replace(base_cell("anil", tests=scale.outside), grid=(chosen_rates(scale, "anil"),))
-    ours = next(cell for cell in emo_cells("anil", tests=scale.outside) if is_ours(cell))
+    ours = our_cell("anil", tests=scale.outside)
     return (
         replace(base, options=longer),
         replace(base, name=_SHORTER, title="ANIL, a quarter of the outer steps"),

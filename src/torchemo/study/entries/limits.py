@@ -4,8 +4,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from torchemo.study.entries.fresh import chosen_rates
-from torchemo.study.entries.methods import LEARNERS, base_cell, emo_cells, is_ours
+from torchemo.study.entries.fresh import LONGER, chosen_rates, longer_options
+from torchemo.study.entries.methods import LEARNERS, base_cell, our_cell
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.published import Published
 from torchemo.study.scales import FOUR, Scale, outer_rate
@@ -49,10 +49,6 @@ def _one_step_grid(scale: Scale, learner: str) -> Points:
     return known.get(f"{scale.name}/{scale.tasks}", scale.own_grids.get(learner, scale.grid))
 
 
-def _ours(learner: str, *, tests: tuple[str, ...] = ()) -> Cell:
-    return next(cell for cell in emo_cells(learner, tests=tests) if is_ours(cell))
-
-
 def _one_step_cells(scale: Scale) -> tuple[Cell, ...]:
     found: list[Cell] = []
     for learner in LEARNERS:
@@ -66,7 +62,7 @@ def _one_step_cells(scale: Scale) -> tuple[Cell, ...]:
                 options=("learner.steps=1",),
                 grid=_one_step_grid(scale, learner),
             )
-            for cell in (base, _ours(learner))
+            for cell in (base, our_cell(learner))
         ]
     return tuple(found)
 
@@ -101,7 +97,6 @@ R4 = Entry(
     test_seed=3,
 )
 
-_LONGER = 4
 _SPECIALIST_RATES = 4
 """Points of the scale's grid: the two that remain are for the literal reading."""
 
@@ -113,7 +108,7 @@ def _on(scale: Scale, world: str) -> str:
 def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
     mixed = [
         replace(cell, grid=(chosen_rates(scale, cell.preset),))
-        for cell in (base_cell("anil", tests=FOUR), _ours("anil", tests=FOUR))
+        for cell in (base_cell("anil", tests=FOUR), our_cell("anil", tests=FOUR))
     ]
     alone = [
         replace(
@@ -124,13 +119,12 @@ def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
         )
         for world in FOUR
     ]
-    steps = _LONGER * scale.iterations
     longer = [
         replace(
             cell,
             name=f"{cell.name} longer",
-            title=f"{cell.title}, {_LONGER} times the outer steps",
-            options=(f"train.iterations={steps}", f"train.validate_every={steps // 5}"),
+            title=f"{cell.title}, {LONGER} times the outer steps",
+            options=longer_options(scale),
             tests=scale.outside,
         )
         for cell in mixed

@@ -59,6 +59,11 @@ def emo_cells(
     )
 
 
+def our_cell(learner: str, *, tests: tuple[str, ...] = ()) -> Cell:
+    """Return a base learner with memory in the reading we use ourselves."""
+    return next(cell for cell in emo_cells(learner, tests=tests) if is_ours(cell))
+
+
 def is_ours(cell: Cell) -> bool:
     """Whether a cell has memory in the reading we use ourselves."""
     return cell.preset.endswith("-emo")
