@@ -202,6 +202,9 @@ def test_key_training_decides_whether_the_outer_loss_reaches_the_keys():
             ),
             "softmax",
         ),
+        (lambda: EMOConfig(memory=MemoryConfig(afterwards=1.0)), "between 0 and 1"),
+        (lambda: EMOConfig(memory=MemoryConfig(afterwards=0.0)), "between 0 and 1"),
+        (lambda: EMOConfig(memory=MemoryConfig(afterwards=0.5)), "write = consolidate"),
         (lambda: build_learner(LearnerConfig(name="proto-maml"), MLP(1), POINTS), "regression"),
         (
             lambda: build_emo(small(), build_learner(LearnerConfig(), MLP(1), POINTS), POINTS),

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.laws.cases import make_emo, make_episode, make_learner
+from tests.laws.cases import LEARNER_CASES, make_emo, make_episode, make_learner
 from torchemo import train
 from torchemo.build import build_emo
 from torchemo.config import EMOConfig, KeyConfig, LearnerConfig, MemoryConfig, ValueConfig
@@ -90,6 +90,39 @@ def test_training_with_an_unused_memory_equals_training_without_bit_for_bit():
         with_emo.step(make_episode(i))
     for name, p in plain.params.items():
         assert torch.equal(p, with_emo.params[name])
+
+
+def seen(made):
+    return {n: p.detach().clone() for n, p in made.params.items()}
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("case", list(LEARNER_CASES))
+def test_afterwards_the_learner_is_that_without_memory_bit_for_bit_and_slots_learn(case, schedule):
+    """With the rates of a training that ends where the slots begin; then nothing of the learner moves."""
+    policy = {"afterwards": True, "warmup": 4, "tensors": "all"}
+    emo = make_emo("consolidate", make_learner(case), filled=False, **policy)
+    config = OuterConfig(schedule=schedule)
+    plain = trainer(case, config=config, horizon=4)
+    made = trainer(case, emo=emo, config=config, horizon=8)
+    for i in range(4):
+        assert len(emo.memory) == 0
+        assert not made.rests
+        plain.step(make_episode(i))
+        made.step(make_episode(i))
+    learned, factors = seen(made), []
+    assert all(torch.equal(p, learned[n]) for n, p in seen(plain).items())
+    slots = {n: v.clone() for n, v in emo.memory.values.items()}
+    for i in range(4, 8):
+        assert made.rests
+        factors.append(made.rate_factor)
+        made.step(make_episode(i))
+    assert seen(made).keys() == learned.keys()
+    assert all(torch.equal(p, learned[n]) for n, p in seen(made).items())
+    assert slots
+    assert any(not torch.equal(v, emo.memory.values[n]) for n, v in slots.items())
+    halves = [1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]  # cos of 0, 45, 90, 135 degrees
+    assert factors == pytest.approx(halves if schedule == "cosine" else [1.0] * 4)
 
 
 @pytest.mark.parametrize("part", ["emo_gradients", "values"])

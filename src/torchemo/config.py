@@ -52,6 +52,10 @@ class MemoryConfig:
     """consolidate: batches before the slots are seeded from past keys."""
     novelty: float | None = None
     """consolidate: distance beyond which a task claims a slot of its own."""
+    afterwards: float | None = None
+    """consolidate: share of the outer steps, such as 0.5, after which slots are seeded and learn alone. Until
+    then the learner learns, as in a training of that length, and then it rests, so that a memory that keeps
+    silent costs nothing. None: both learn at once, from ``warmup`` on."""
 
 
 @final
@@ -193,6 +197,17 @@ class EMOConfig:
             raise ConfigError(
                 "retrieval.trust judges slots that last, and memory.write = replace has none.",
                 hint="Set memory.write to consolidate, or leave retrieval.trust unset.",
+            )
+        share = self.memory.afterwards
+        if share is not None and not 0 < share < 1:
+            raise ConfigError(
+                f"memory.afterwards is a share of the training between 0 and 1, got {share}.",
+                hint="0.5 gives the learner the first half and the slots the second.",
+            )
+        if share is not None and self.memory.write != "consolidate":
+            raise ConfigError(
+                "memory.afterwards lets slots learn, which takes memory.write = consolidate.",
+                hint="Set memory.write to consolidate, or leave memory.afterwards unset.",
             )
         wide = self.retrieval.k is None or self.memory.max_age is not None
         if self.retrieval.index == "approximate" and (wide or self.memory.write == "consolidate"):

@@ -39,6 +39,7 @@ class Policy:
         slots: Optimizer of consolidated slots.
         warmup: Batches before consolidated slots are seeded from past keys.
         novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
+        afterwards: The learner learns alone during the warm-up and rests when the slots have been seeded.
         rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
         key_gradient: Whether the outer loss may train the key network through softmax weights (A3).
         control: ``random_values`` stores random directions of the same norm instead of the values.
@@ -60,6 +61,7 @@ class Policy:
     slots: SlotAdam = field(default_factory=SlotAdam)
     warmup: int = 100
     novelty: float | None = None
+    afterwards: bool = False
     rekey_every: int | None = None
     key_gradient: bool = True
     control: Control = "none"
@@ -106,6 +108,17 @@ class Policy:
                 raise ConfigError(f"{name} should not be negative, got {number}.")
 
     def _check_pairs(self) -> None:
+        if self.afterwards and (self.write != "consolidate" or self.novelty is not None):
+            raise ConfigError(
+                "slots that learn after the learner are consolidated, all of them seeded at once.",
+                hint="Set write to 'consolidate', and leave novelty unset.",
+            )
+        if self.afterwards and self.recall_dropout > 0:
+            raise ConfigError(
+                f"nothing learns from a task without recall once the learner rests, got recall_dropout"
+                f" {self.recall_dropout}.",
+                hint="Set recall_dropout to 0, or leave afterwards unset.",
+            )
         if self.head_align == "hungarian" and self.n_way is None:
             raise ConfigError("head_align 'hungarian' needs n_way.", hint="Set n_way of the tasks.")
         if self.write == "consolidate" and self.content != "meta":

@@ -105,11 +105,24 @@ class Trainer:
 
     @property
     def rate_factor(self) -> float:
-        """Share of the outer rates in the present step: ``(1 + cos(pi t / horizon)) / 2``, or 1."""
+        """Share of the outer rates in the present step: ``(1 + cos(pi t / horizon)) / 2``, or 1.
+
+        Where the memory learns after the learner, the rates of each fall over its own part of the training.
+        """
         if self.config.schedule == "constant" or self.horizon is None:
             return 1.0
-        passed = min(self.iteration / self.horizon, 1.0)
+        start, end = 0, self.horizon
+        if self.emo is not None and self.emo.policy.afterwards:
+            turn = self.emo.policy.warmup
+            start, end = (turn, end) if self.rests else (start, turn)
+        passed = min((self.iteration - start) / max(1, end - start), 1.0)
         return (1 + math.cos(math.pi * passed)) / 2
+
+    @property
+    def rests(self) -> bool:
+        """Whether the learner has learned, and the memory alone goes on (`Policy.afterwards`)."""
+        emo = self.emo
+        return emo is not None and emo.policy.afterwards and self.iteration >= emo.policy.warmup
 
     def _emo_learned(self) -> dict[str, Tensor]:
         if self.emo is None:
@@ -197,8 +210,8 @@ class Trainer:
 
     def _learn(self, learner: Learner, result: OuterStep) -> float:
         """Take the optimizer's step, and what the network and a staged learner change besides."""
-        gradients, advance = result.gradients, None
-        if isinstance(learner, Staged):
+        gradients, advance = {} if self.rests else result.gradients, None
+        if isinstance(learner, Staged) and not self.rests:
             advance = learner.advance(
                 self.params, gradients, about=result.about, iteration=self.iteration
             )
@@ -213,7 +226,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self.rate_factor
         self.optimizer.step()
-        for name, buffer in result.buffers.items():
+        buffers = {} if self.rests else result.buffers
+        for name, buffer in buffers.items():
             self.params[name].data.copy_(buffer)
         if advance is not None:
             for name, tensor in advance.resets.items():

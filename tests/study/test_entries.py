@@ -6,7 +6,7 @@ from torchemo.study.entries import ENTRIES
 
 pytestmark = pytest.mark.study
 
-PICTURES = ("T2", "F4", "F6", "T6", "R2", "R3", "R5", "R6")
+PICTURES = ("T2", "F4", "F6", "T6", "R2", "R3", "R5", "R6", "R7")
 """Entries that are run on pictures; the others, quicker, on regression."""
 
 

@@ -1,8 +1,10 @@
 """Plans: every entry resolves at every scale, runs are named by what decides them, controls are complete."""
 
+import hashlib
 from dataclasses import replace
 
 import pytest
+import tomli_w
 
 from tests.study.conftest import TINY, tiny_study
 from tests.study.test_command import ROOT
@@ -14,11 +16,11 @@ from torchemo.study.entries import ENTRIES, entry_of
 from torchemo.study.entries.comparisons import TRAINED_LONGER
 from torchemo.study.entries.methods import MENDED_OPTIONS
 from torchemo.study.entry import MENDED
-from torchemo.study.plan import minutes, plan, run_id
+from torchemo.study.plan import LATER, minutes, plan, run_id, run_names
 from torchemo.study.records import read_result
 from torchemo.study.run import StudyRun
 from torchemo.study.scales import FOUR, SCALES, SEEN, scale_of
-from torchemo.toml import from_dict, override, to_dict
+from torchemo.toml import dumps, from_dict, override, to_dict
 
 
 def with_options(config, options):
@@ -125,6 +127,22 @@ def test_a_run_is_named_by_what_decides_it_and_not_by_where_its_data_lie():
     names |= {run_id(study.config(study.cells[0], {}, seed=seed)) for seed in (0, 1)}
     names.add(run_id(study.config(study.cells[0], {}, rates=TINY.grid[1])))
     assert len(names) == 5
+
+
+def test_options_that_came_later_part_no_run_from_its_record():
+    study = tiny_study()
+    config = study.config(study.cells[1], {})
+    plain = to_dict(config)
+    del plain["emo"]["retrieval"]["trust"], plain["emo"]["memory"]["afterwards"]
+
+    def digest(text):
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    assert run_id(config) == run_names(config)[0] == digest(tomli_w.dumps(plain))
+    assert run_names(config)[-1] == digest(dumps(config))
+    assert len(set(run_names(config))) == 1 + len(LATER)
+    other = study.config(study.cells[1], {}, rates=("emo.memory.afterwards=0.5",))
+    assert not set(run_names(config)) & set(run_names(other))
 
 
 def test_without_slots_nothing_else_about_a_memory_matters_and_the_run_is_shared():
@@ -354,9 +372,27 @@ def test_slots_that_earn_their_trust_are_set_against_the_learner_of_both_lengths
     drawn = {(c.against, c.test) for c in study.contrasts}
     tests = (None, "outside textures", "outside cifar100", "outside omniglot")
     assert drawn == {(base, test) for base in ("anil", "anil shorter") for test in tests}
-    others = [entry for entry in ENTRIES.values() if entry.name != "R6"]
-    assert study.entry.test_seed not in {entry.test_seed for entry in others}
-    assert not set(study.seeds) & {seed for entry in others for seed in entry.seeds or (0, 1, 2)}
+
+
+@pytest.mark.parametrize("name", ["R6", "R7"])
+def test_fresh_tests_share_no_seed_with_any_other_study(name):
+    entry = ENTRIES[name]
+    others = [other for other in ENTRIES.values() if other.name != name]
+    assert entry.test_seed not in {other.test_seed for other in others}
+    assert not set(entry.seeds) & {seed for other in others for seed in other.seeds or (0, 1, 2)}
+
+
+def test_slots_that_learn_afterwards_leave_the_learner_as_it_is_without_memory():
+    study = plan(ENTRIES["R7"], SCALES["cpu/pictures"])
+    configs = {cell.name: study.config(cell, {}) for cell in study.cells}
+    for learner in ("maml", "anil", "meta-sgd"):
+        alone, ours = configs[learner], configs[f"{learner}-emo"]
+        turn = ours.emo.memory.afterwards * ours.train.iterations
+        assert (ours.learner, ours.outer) == (alone.learner, alone.outer)
+        assert turn == alone.train.iterations
+        assert configs[f"{learner}-emo/no-memory"].train.iterations == 2 * turn
+        controls = [n for n in configs if n.startswith(f"{learner}-emo/")]
+        assert len(controls) == 4
 
 
 def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():

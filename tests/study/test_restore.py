@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from tests.study.conftest import CELLS, CONTRASTS, TINY, tiny_study
+from tests.study.test_command import ROOT
 from torchemo.errors import DataError
 from torchemo.study import job as job_module
+from torchemo.study.entries import entry_of
 from torchemo.study.entry import Cell, Contrast
+from torchemo.study.plan import plan
 from torchemo.study.records import read_result, record
 from torchemo.study.restore import restore
 from torchemo.study.run import StudyRun
+from torchemo.study.scales import scale_of
 
 pytestmark = pytest.mark.study
 
@@ -114,6 +118,27 @@ def test_a_cell_whose_configuration_changed_is_left_and_says_so(recorded, elsewh
     assert found.cells == ("maml",)
     assert found.left["maml-emo-paper"] == "its configuration has changed since"
     assert "no such cell" in found.left["maml-emo-paper/random-retrieval"]
+
+
+OLDER = {"F1", "F2", "T1", "T2"}
+"""Recorded before runs were named as they are now."""
+KEPT = sorted((ROOT / "studies").glob("*-cpu-regression.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_runs_are_still_named_as_they_were_recorded(path, tmp_path):
+    """A new option that parts runs from their records belongs into `plan.LATER`."""
+    kept = read_result(path)
+    study = plan(entry_of(kept["entry"]), scale_of("cpu", "regression"))
+    run = StudyRun(study, tmp_path)
+    run.open_data()
+    cells = {cell.name: cell for cell in study.available}
+    for one in kept["cells"]:
+        seeds = tuple(r["seed"] for r in one["runs"])
+        runs = run.runs_of(cells[one["name"]], tuple(one["rates"]), seeds=seeds)
+        known = zip(one["runs"], run.names_of(runs), strict=True)
+        named = all(r["id"] in names for r, names in known)
+        assert named == (kept["entry"] not in OLDER), one["name"]
 
 
 @pytest.mark.parametrize(

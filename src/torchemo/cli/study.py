@@ -71,7 +71,7 @@ class RunStudy:
     """Run a study; what is there is not run again, Ctrl-C saves and the same command goes on."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R6; several share the runs they have in common."""
+    """T1 .. T9, F1 .. F7, R1 .. R7; several share the runs they have in common."""
     scale: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds. cpu: hours on two cores. paper: the published sizes."""
     tasks: Literal["pictures", "regression"] = "pictures"
@@ -172,7 +172,7 @@ class ShowStudy:
     """Show what a study found: its tables beside the paper's numbers."""
 
     name: tyro.conf.Positional[Name]
-    """T1 .. T9, F1 .. F7, R1 .. R6."""
+    """T1 .. T9, F1 .. F7, R1 .. R7."""
     scale: Literal["smoke", "cpu", "paper"] | None = None
     """Only this scale."""
     tasks: Literal["pictures", "regression"] | None = None
@@ -208,7 +208,7 @@ class RecordStudy:
     """Keep what studies found with the project, as small files."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R6."""
+    """T1 .. T9, F1 .. F7, R1 .. R7."""
     scale: Literal["smoke", "cpu", "paper"] = "cpu"
     """Which scale."""
     tasks: Literal["pictures", "regression"] = "pictures"
@@ -245,7 +245,7 @@ class RestoreStudy:
     """Bring recorded runs back, so that a study goes on from its record without training them again."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R6."""
+    """T1 .. T9, F1 .. F7, R1 .. R7."""
     scale: Literal["smoke", "cpu", "paper"] = "cpu"
     """Which scale."""
     tasks: Literal["pictures", "regression"] = "pictures"

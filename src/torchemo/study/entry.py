@@ -83,7 +83,7 @@ class Entry:
     """A table or a figure of the paper as a study.
 
     Attributes:
-        name: T1 .. T9, F1 .. F7; R1 to R6 are our own.
+        name: T1 .. T9, F1 .. F7; R1 to R7 are our own.
         title: What it is about.
         says: What the paper says, one sentence.
         published: The paper's own numbers.

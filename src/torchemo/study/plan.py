@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
+
+import tomli_w
 
 from torchemo.config import RunConfig
 from torchemo.errors import ConfigError
@@ -13,7 +15,7 @@ from torchemo.presets import names, preset
 from torchemo.study.controls import control_contrasts, controls_of
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.scales import Scale
-from torchemo.toml import dumps, from_dict, override, to_dict
+from torchemo.toml import UNSET, from_dict, override, to_dict
 
 Sources: TypeAlias = Mapping[str, tuple[str, ...]]
 """World -> what stands in ``data.source``."""
@@ -136,11 +138,39 @@ def usual_seeds(entry: Entry, scale: Scale) -> tuple[int, ...]:
     return scale.seeds if entry.seeds is None else entry.seeds
 
 
+LATER: tuple[tuple[str, ...], ...] = (
+    ("emo", "retrieval", "trust"),
+    ("emo", "memory", "afterwards"),
+)
+"""Options that were added when there were records, in that order; None, they change nothing."""
+
+
 def run_id(config: RunConfig) -> str:
     """Name a run by everything that decides it; where its data lie on a disk does not."""
+    return run_names(config)[0]
+
+
+def run_names(config: RunConfig) -> tuple[str, ...]:
+    """Return the name of a run, and those it may have been recorded with.
+
+    A new option would give every run another name, and so part it from what was recorded of it. Those that
+    are `LATER` are therefore left out where they are None; records of some weeks have the first ones in.
+    """
     places = tuple(PurePath(source).name for source in config.data.source)
-    portable = replace(config, data=replace(config.data, source=places))
-    return hashlib.sha256(dumps(portable).encode()).hexdigest()[:16]
+    plain = to_dict(replace(config, data=replace(config.data, source=places)))
+    found = [_digest(plain)]
+    for *parts, option in reversed(LATER):
+        section = plain
+        for part in parts:
+            section = section[part]
+        if section[option] == UNSET:
+            del section[option]
+        found.append(_digest(plain))
+    return tuple(reversed(found))
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    return hashlib.sha256(tomli_w.dumps(plain).encode()).hexdigest()[:16]
 
 
 def minutes(study: Study, *, workers: int = 2) -> float:

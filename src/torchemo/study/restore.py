@@ -71,7 +71,8 @@ def _why_not(
     if cell is None:
         return "the study has no such cell any more"
     runs = _runs(run, cell, recorded)
-    if [folder.name for folder in runs.folders] != [one["id"] for one in recorded["runs"]]:
+    names = zip(recorded["runs"], run.names_of(runs), strict=True)
+    if not all(one["id"] in known for one, known in names):
         return "its configuration has changed since"
     for world in runs.files:
         summary = recorded["tests"].get(world)

@@ -14,7 +14,7 @@ from torchemo.study.datasets import prepare
 from torchemo.study.entry import Cell
 from torchemo.study.job import Ended, Job, Scoring, is_done, read_json, unite
 from torchemo.study.pages import write_pages
-from torchemo.study.plan import Sources, Study, run_id, usual_seeds
+from torchemo.study.plan import Sources, Study, run_id, run_names, usual_seeds
 from torchemo.study.pool import Crew, OnStep
 from torchemo.study.result import (
     CellRuns,
@@ -191,6 +191,10 @@ class StudyRun:
         files = {world: self._scoring(cell, world).file for world in worlds}
         shown = tried if cell.of is None else ()
         return CellRuns(cell, trained, tuple(folders), files, rates, shown)
+
+    def names_of(self, runs: CellRuns) -> list[tuple[str, ...]]:
+        """Return the names that each run of a cell may have been recorded with."""
+        return [run_names(self._config(runs.cell, runs.rates, seed)) for seed in runs.seeds]
 
     def _final_jobs(self, runs: CellRuns) -> list[Job]:
         cell = runs.cell

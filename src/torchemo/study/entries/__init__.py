@@ -1,4 +1,4 @@
-"""The tables T1 to T9 and the figures F1 to F7 of the paper, each as a study, and our own R1 to R6."""
+"""The tables T1 to T9 and the figures F1 to F7 of the paper, each as a study, and our own R1 to R7."""
 
 import difflib
 from types import MappingProxyType
@@ -6,14 +6,14 @@ from types import MappingProxyType
 from torchemo.errors import ConfigError
 from torchemo.study.entries.comparisons import COMPARISONS
 from torchemo.study.entries.figures import FIGURES
-from torchemo.study.entries.fresh import R2, R3, R6
+from torchemo.study.entries.fresh import R2, R3, R6, R7
 from torchemo.study.entries.limits import R4, R5
 from torchemo.study.entries.readings import R1
 from torchemo.study.entries.tables import TABLES
 from torchemo.study.entry import Entry
 
 ENTRIES: MappingProxyType[str, Entry] = MappingProxyType(
-    {entry.name: entry for entry in (*TABLES, *COMPARISONS, *FIGURES, R1, R2, R3, R4, R5, R6)}
+    {entry.name: entry for entry in (*TABLES, *COMPARISONS, *FIGURES, R1, R2, R3, R4, R5, R6, R7)}
 )
 
 
