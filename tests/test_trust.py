@@ -1,5 +1,6 @@
 """Trust: against a loop over slots and tasks, what it changes of a recall, and who is judged by what."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tests.test_runner import config
+from torchemo.cli.memory import ShowMemory
 from torchemo.config import EMOConfig, MemoryConfig, RetrievalConfig
 from torchemo.errors import ConfigError
 from torchemo.evaluate import evaluate, evaluate_trust
@@ -176,3 +178,13 @@ def test_training_is_the_same_with_and_without_judgement(tmp_path):
         steps = events.read(RunFolder(tmp_path / name).events)
         losses.append([e["loss"] for e in steps if e["event"] == "step"])
     assert losses[0] == losses[1]
+
+
+def test_showing_a_memory_names_the_slots_that_are_not_trusted(run, capsys):
+    doubted = load_best(run, step=9).trainer.emo.trust.doubted.nonzero().flatten().tolist()
+    ShowMemory(run, step=9, json=True).run()
+    assert json.loads(capsys.readouterr().out)["doubted"] == doubted
+    ShowMemory(run, step=9).run()
+    said = f"did not help on validation tasks: {', '.join(map(str, doubted))}"
+    assert doubted
+    assert said in capsys.readouterr().out

@@ -45,10 +45,14 @@ class ShowMemory:
         saved = best_checkpoint(self.run_folder, step=self.step)
         view = survey(_restored(config, saved))
         domains = [str(name) for name in saved.info.get("domains", [])]
+        doubted = _doubted(saved)
         if self.json:
-            print_json(_plain(view, domains, step=saved.step))
-        else:
-            _show(view, domains, title=f"{self.run_folder} at step {saved.step}", rows=self.rows)
+            print_json({**_plain(view, domains, step=saved.step), "doubted": doubted})
+            return 0
+        _show(view, domains, title=f"{self.run_folder} at step {saved.step}", rows=self.rows)
+        if doubted:
+            numbers = ", ".join(str(slot) for slot in doubted)
+            print(f"silent in evaluation, as they did not help on validation tasks: {numbers}")
         return 0
 
 
@@ -112,6 +116,12 @@ def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
 
     value_dtype = getattr(torch, config.emo.memory.value_dtype)
     return restored_memory(saved.groups.get("emo", {}), value_dtype=value_dtype)
+
+
+def _doubted(saved: "Checkpoint") -> list[int] | None:
+    """Return the slots that are not trusted; None where the memory does not judge them."""
+    flags = saved.groups.get("emo", {}).get("trust.doubted")
+    return None if flags is None else [int(slot) for slot in flags.nonzero().flatten()]
 
 
 def _faults(config: RunConfig, path: Path) -> list[str]:
