@@ -193,16 +193,38 @@ def test_a_gradient_that_is_not_finite_is_refused_though_losses_are(monkeypatch)
     assert made.iteration == 0
 
 
-def test_running_statistics_are_averaged_and_used_in_evaluation():
-    shape = TaskShape("classification", (1, 8, 8), 2)
+def running_statistics(**emo):
+    """Return a trainer whose network averages statistics, and a task for it."""
+    shape = TaskShape("classification", (1, 16, 16), 2)
     model = Conv4(2, in_channels=1, image_size=16, filters=2, bn="per_step_running", bn_steps=3)
     learner = build_learner(LearnerConfig(steps=2), model, shape)
-    made = Trainer(learner)
     g = torch.Generator().manual_seed(0)
     y = torch.arange(2).expand(2, 2).contiguous()
     batch = lambda: Batch(torch.rand(2, 2, 1, 16, 16, generator=g), y)  # noqa: E731
+    memory = build_emo(EMOConfig(**emo), learner, shape) if emo else None
+    return Trainer(learner, emo=memory), Episode(batch(), batch())
+
+
+def test_a_learner_that_rests_averages_no_statistics():
+    made, episode = running_statistics(
+        memory=MemoryConfig(capacity=2, write="consolidate", warmup=1, afterwards=0.5),
+        value=ValueConfig(content="meta"),
+        key=KeyConfig(network="statistics", training="none"),
+    )
+    drawn = seen(made)
+    made.step(episode)
+    learned = seen(made)
+    made.step(episode)
+    names = made.learner.loop.model.buffers
+    assert all(not torch.equal(learned[n], drawn[n]) for n in names)
+    assert all(torch.equal(p, learned[n]) for n, p in seen(made).items())
+
+
+def test_running_statistics_are_averaged_and_used_in_evaluation():
+    made, episode = running_statistics()
+    model = made.learner.loop.model
     before = {n: made.params[n].detach().clone() for n in model.buffers}
-    made.step(Episode(batch(), batch()))
+    made.step(episode)
     assert model.buffers
     for name in model.buffers:
         rows_moved = (made.params[name] != before[name]).any(1)
