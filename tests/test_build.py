@@ -202,9 +202,8 @@ def test_key_training_decides_whether_the_outer_loss_reaches_the_keys():
             ),
             "softmax",
         ),
-        (lambda: EMOConfig(memory=MemoryConfig(afterwards=1.0)), "between 0 and 1"),
-        (lambda: EMOConfig(memory=MemoryConfig(afterwards=0.0)), "between 0 and 1"),
-        (lambda: EMOConfig(memory=MemoryConfig(afterwards=0.5)), "write = consolidate"),
+        (lambda: made(memory=MemoryConfig(afterwards=1.5)), "between 0 and 1"),
+        (lambda: made(memory=MemoryConfig(afterwards=0.5)), "are consolidated"),
         (lambda: build_learner(LearnerConfig(name="proto-maml"), MLP(1), POINTS), "regression"),
         (
             lambda: build_emo(small(), build_learner(LearnerConfig(), MLP(1), POINTS), POINTS),

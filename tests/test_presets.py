@@ -9,7 +9,7 @@ from torchemo.build import remembered_shapes
 from torchemo.config import DataConfig, ModelConfig
 from torchemo.errors import ConfigError
 from torchemo.experiment import build_trainer
-from torchemo.presets import names, preset
+from torchemo.presets import at_once, names, preset
 from torchemo.source import open_source
 
 SMALL = DataConfig(image_size=16, classes_per_family=25, n_way=2, n_query=2)
@@ -48,17 +48,30 @@ def test_every_preset_of_ours_takes_outer_steps_on_regression(name):
         assert report.losses.isfinite().all()
 
 
-def test_on_pictures_our_slots_hold_scales_and_shifts_and_elsewhere_all_that_is_learned(pictures):
-    small = replace(preset("maml-emo"), model=ModelConfig(filters=2))
+def test_on_pictures_slots_of_whole_networks_learn_after_the_learner(pictures):
+    config = preset("maml-emo")
+    small = replace(config, model=ModelConfig(filters=2))
+    made = build_trainer(small, pictures.shape)
+    names = set(remembered_shapes(small.emo, made.learner))
+    assert names == set(made.learned) == set(made.params)
+    alone = preset("maml")
+    assert made.emo.policy.warmup == alone.train.iterations == config.train.iterations / 2
+    assert (config.learner, config.outer) == (alone.learner, alone.outer)
+    assert (config.emo.retrieval.familiar, config.emo.retrieval.trust) == (0.9, 0.0)
+    for other in (preset("maml-emo", regression=True), preset("musml-emo")):
+        assert other.emo.memory.afterwards is None
+        assert (other.emo.retrieval.familiar, other.emo.retrieval.trust) == (None, None)
+
+
+def test_at_once_slots_hold_scales_and_shifts_and_what_has_none_is_left_alone(pictures):
+    small = replace(at_once(preset("maml-emo")), model=ModelConfig(filters=2))
     learner = build_trainer(small, pictures.shape).learner
-    remembered = set(remembered_shapes(small.emo, learner))
-    assert remembered == set(learner.loop.model.norm)
+    assert set(remembered_shapes(small.emo, learner)) == set(learner.loop.model.norm)
     assert small.emo.value.recall_dropout == 0.2
-    assert small.emo.retrieval.familiar == 0.9
-    for whole in (preset("maml-emo", regression=True), preset("musml-emo")):
-        assert whole.emo.value.tensors == "all"
-        assert whole.emo.value.recall_dropout == 0.0
-        assert whole.emo.retrieval.familiar is None
+    for name in ("maml", "maml-emo-paper", "musml-emo"):
+        assert at_once(preset(name)) == preset(name)
+    points = preset("maml-emo", regression=True)
+    assert at_once(points) == points
 
 
 def test_published_sizes_are_refused_for_regression():

@@ -100,8 +100,7 @@ def seen(made):
 @pytest.mark.parametrize("case", list(LEARNER_CASES))
 def test_afterwards_the_learner_is_that_without_memory_bit_for_bit_and_slots_learn(case, schedule):
     """With the rates of a training that ends where the slots begin; then nothing of the learner moves."""
-    policy = {"afterwards": True, "warmup": 4, "tensors": "all"}
-    emo = make_emo("consolidate", make_learner(case), filled=False, **policy)
+    emo = make_emo("consolidate", make_learner(case), filled=False, afterwards=0.5)
     config = OuterConfig(schedule=schedule)
     plain = trainer(case, config=config, horizon=4)
     made = trainer(case, emo=emo, config=config, horizon=8)
@@ -123,6 +122,12 @@ def test_afterwards_the_learner_is_that_without_memory_bit_for_bit_and_slots_lea
     assert any(not torch.equal(v, emo.memory.values[n]) for n, v in slots.items())
     halves = [1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]  # cos of 0, 45, 90, 135 degrees
     assert factors == pytest.approx(halves if schedule == "cosine" else [1.0] * 4)
+
+
+def test_slots_that_learn_afterwards_need_the_length_of_the_training():
+    emo = make_emo("consolidate", make_learner("maml"), filled=False, afterwards=0.5)
+    with pytest.raises(ConfigError, match="length of the training"):
+        trainer(emo=emo)
 
 
 @pytest.mark.parametrize("part", ["emo_gradients", "values"])
@@ -202,12 +207,12 @@ def running_statistics(**emo):
     y = torch.arange(2).expand(2, 2).contiguous()
     batch = lambda: Batch(torch.rand(2, 2, 1, 16, 16, generator=g), y)  # noqa: E731
     memory = build_emo(EMOConfig(**emo), learner, shape) if emo else None
-    return Trainer(learner, emo=memory), Episode(batch(), batch())
+    return Trainer(learner, emo=memory, horizon=2), Episode(batch(), batch())
 
 
 def test_a_learner_that_rests_averages_no_statistics():
     made, episode = running_statistics(
-        memory=MemoryConfig(capacity=2, write="consolidate", warmup=1, afterwards=0.5),
+        memory=MemoryConfig(capacity=2, write="consolidate", afterwards=0.5),
         value=ValueConfig(content="meta"),
         key=KeyConfig(network="statistics", training="none"),
     )

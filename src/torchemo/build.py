@@ -267,7 +267,7 @@ def _policy(config: EMOConfig, tasks: TaskShape, seed: int) -> Policy:
         ),
         warmup=memory.warmup,
         novelty=memory.novelty,
-        afterwards=memory.afterwards is not None,
+        afterwards=memory.afterwards,
         rekey_every=memory.rekey_every,
         key_gradient=config.key.training == "outer",
         control=value.control,

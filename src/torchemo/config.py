@@ -198,17 +198,6 @@ class EMOConfig:
                 "retrieval.trust judges slots that last, and memory.write = replace has none.",
                 hint="Set memory.write to consolidate, or leave retrieval.trust unset.",
             )
-        share = self.memory.afterwards
-        if share is not None and not 0 < share < 1:
-            raise ConfigError(
-                f"memory.afterwards is a share of the training between 0 and 1, got {share}.",
-                hint="0.5 gives the learner the first half and the slots the second.",
-            )
-        if share is not None and self.memory.write != "consolidate":
-            raise ConfigError(
-                "memory.afterwards lets slots learn, which takes memory.write = consolidate.",
-                hint="Set memory.write to consolidate, or leave memory.afterwards unset.",
-            )
         wide = self.retrieval.k is None or self.memory.max_age is not None
         if self.retrieval.index == "approximate" and (wide or self.memory.write == "consolidate"):
             raise ConfigError(

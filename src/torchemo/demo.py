@@ -12,7 +12,7 @@ from typing import Any, final
 from torchemo.comparison import compare
 from torchemo.config import ModelConfig, RunConfig
 from torchemo.errors import ConfigError
-from torchemo.presets import preset
+from torchemo.presets import at_once, preset
 from torchemo.runner import train_run
 from torchemo.scoring import Protocol, score_run
 from torchemo.trained import load_best
@@ -46,7 +46,8 @@ class DemoConfig:
 
 def demo_run(name: str, config: DemoConfig) -> RunConfig:
     """Return the configuration of one of the runs: small pictures, a small network."""
-    base = preset("maml" if name == "maml" else "maml-emo")
+    # At once: in so short a run there is no time for one after the other.
+    base = at_once(preset("maml" if name == "maml" else "maml-emo"))
     slots = 1 if name == "one-slot" else base.emo.memory.capacity
     return replace(
         base,

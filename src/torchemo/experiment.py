@@ -1,10 +1,9 @@
 """From a run's configuration to its parts: tasks, network, learner, memory, trainer."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from torchemo.build import build_emo
-from torchemo.config import EMOConfig, ModelConfig, RunConfig
+from torchemo.config import ModelConfig, RunConfig
 from torchemo.errors import ConfigError
 from torchemo.learners.build import build_learner
 from torchemo.models import MLP, Conv4, ResNet12
@@ -63,7 +62,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
     learner = build_learner(config.learner, build_model(config.model, shape), shape)
     emo, recognition = None, None
     if config.emo.memory.capacity != 0:
-        emo = build_emo(_timed(config), learner, shape, seed=config.train.seed)
+        emo = build_emo(config.emo, learner, shape, seed=config.train.seed)
         if config.emo.key.training == "self_recognition" and emo.encoder is not None:
             recognition = SelfRecognition(
                 emo.encoder,
@@ -82,15 +81,6 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
         batched={"auto": None, "yes": True, "no": False}[config.train.batched],
         workers=workers,
     )
-
-
-def _timed(config: RunConfig) -> EMOConfig:
-    """Turn a share of the training into the outer step at which slots begin to learn."""
-    share = config.emo.memory.afterwards
-    if share is None:
-        return config.emo
-    turn = round(share * config.train.iterations)
-    return replace(config.emo, memory=replace(config.emo.memory, warmup=turn))
 
 
 def open_experiment(config: RunConfig, *, workers: int = 1) -> Experiment:

@@ -39,7 +39,8 @@ class Policy:
         slots: Optimizer of consolidated slots.
         warmup: Batches before consolidated slots are seeded from past keys.
         novelty: Distance beyond which a task claims a slot of its own instead of consolidating.
-        afterwards: The learner learns alone during the warm-up and rests when the slots have been seeded.
+        afterwards: Share of the training that the learner has for itself; then it rests, and the slots are
+            seeded and learn (`torchemo.train.Trainer`, which then sets ``warmup``). None: both learn at once.
         rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
         key_gradient: Whether the outer loss may train the key network through softmax weights (A3).
         control: ``random_values`` stores random directions of the same norm instead of the values.
@@ -61,7 +62,7 @@ class Policy:
     slots: SlotAdam = field(default_factory=SlotAdam)
     warmup: int = 100
     novelty: float | None = None
-    afterwards: bool = False
+    afterwards: float | None = None
     rekey_every: int | None = None
     key_gradient: bool = True
     control: Control = "none"
@@ -98,6 +99,11 @@ class Policy:
             )
         if not 0 <= self.recall_dropout <= 1:
             raise ConfigError(f"recall_dropout should lie in [0, 1], got {self.recall_dropout}.")
+        if self.afterwards is not None and not 0 < self.afterwards < 1:
+            raise ConfigError(
+                f"afterwards is a share of the training between 0 and 1, got {self.afterwards}.",
+                hint="0.5 gives the learner the first half and the slots the second.",
+            )
         for name in ("n_way", "rekey_every"):
             number = getattr(self, name)
             if number is not None and number < 1:
@@ -108,12 +114,14 @@ class Policy:
                 raise ConfigError(f"{name} should not be negative, got {number}.")
 
     def _check_pairs(self) -> None:
-        if self.afterwards and (self.write != "consolidate" or self.novelty is not None):
+        if self.afterwards is not None and (
+            self.write != "consolidate" or self.novelty is not None
+        ):
             raise ConfigError(
                 "slots that learn after the learner are consolidated, all of them seeded at once.",
                 hint="Set write to 'consolidate', and leave novelty unset.",
             )
-        if self.afterwards and self.recall_dropout > 0:
+        if self.afterwards is not None and self.recall_dropout > 0:
             raise ConfigError(
                 f"nothing learns from a task without recall once the learner rests, got recall_dropout"
                 f" {self.recall_dropout}.",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -73,6 +74,7 @@ class Trainer:
         self.config = OuterConfig() if config is None else config
         self.recognition = recognition
         self.horizon = self._checked_horizon(horizon)
+        self.turn = self._turn()
         self.batched = batched
         self.workers = workers
         self.iteration = 0
@@ -103,6 +105,20 @@ class Trainer:
             )
         return horizon
 
+    def _turn(self) -> int | None:
+        """Return the step at which slots begin to learn and the learner rests, and have them seeded there."""
+        share = None if self.emo is None else self.emo.policy.afterwards
+        if self.emo is None or share is None:
+            return None
+        if self.horizon is None:
+            raise ConfigError(
+                "slots that learn after the learner need the length of the training.",
+                hint="Give Trainer(horizon=iterations), or set memory.afterwards to None.",
+            )
+        turn = max(1, round(share * self.horizon))
+        self.emo.policy = replace(self.emo.policy, warmup=turn)
+        return turn
+
     @property
     def rate_factor(self) -> float:
         """Share of the outer rates in the present step: ``(1 + cos(pi t / horizon)) / 2``, or 1.
@@ -112,17 +128,15 @@ class Trainer:
         if self.config.schedule == "constant" or self.horizon is None:
             return 1.0
         start, end = 0, self.horizon
-        if self.emo is not None and self.emo.policy.afterwards:
-            turn = self.emo.policy.warmup
-            start, end = (turn, end) if self.rests else (start, turn)
+        if self.turn is not None:
+            start, end = (self.turn, end) if self.rests else (start, self.turn)
         passed = min((self.iteration - start) / max(1, end - start), 1.0)
         return (1 + math.cos(math.pi * passed)) / 2
 
     @property
     def rests(self) -> bool:
         """Whether the learner has learned, and the memory alone goes on (`Policy.afterwards`)."""
-        emo = self.emo
-        return emo is not None and emo.policy.afterwards and self.iteration >= emo.policy.warmup
+        return self.turn is not None and self.iteration >= self.turn
 
     def _emo_learned(self) -> dict[str, Tensor]:
         if self.emo is None:

@@ -130,8 +130,7 @@ def test_a_run_is_named_by_what_decides_it_and_not_by_where_its_data_lie():
 
 
 def test_options_that_came_later_part_no_run_from_its_record():
-    study = tiny_study()
-    config = study.config(study.cells[1], {})
+    config = preset("maml-emo", regression=True)
     plain = to_dict(config)
     del plain["emo"]["retrieval"]["trust"], plain["emo"]["memory"]["afterwards"]
 
@@ -141,7 +140,7 @@ def test_options_that_came_later_part_no_run_from_its_record():
     assert run_id(config) == run_names(config)[0] == digest(tomli_w.dumps(plain))
     assert run_names(config)[-1] == digest(dumps(config))
     assert len(set(run_names(config))) == 1 + len(LATER)
-    other = study.config(study.cells[1], {}, rates=("emo.memory.afterwards=0.5",))
+    other = with_options(config, ("emo.memory.afterwards=0.5",))
     assert not set(run_names(config)) & set(run_names(other))
 
 
@@ -380,6 +379,19 @@ def test_fresh_tests_share_no_seed_with_any_other_study(name):
     others = [other for other in ENTRIES.values() if other.name != name]
     assert entry.test_seed not in {other.test_seed for other in others}
     assert not set(entry.seeds) & {seed for other in others for seed in other.seeds or (0, 1, 2)}
+
+
+def test_slots_that_learn_afterwards_are_the_preset_and_others_at_once():
+    study = plan(ENTRIES["R7"], SCALES["cpu/pictures"], controls=False)
+    for cell in study.cells:
+        if cell.role != "emo":
+            continue
+        ours, known = study.config(cell, {}), preset(cell.preset)
+        assert replace(ours.emo, memory=replace(ours.emo.memory, slot_lr=3e-4)) == known.emo
+        assert ours.train.validation_tasks == known.train.validation_tasks
+    for name in ("T1", "R3", "R6"):
+        study = plan(ENTRIES[name], SCALES["cpu/pictures"])
+        assert all(study.config(c, {}).emo.memory.afterwards is None for c in study.cells)
 
 
 def test_slots_that_learn_afterwards_leave_the_learner_as_it_is_without_memory():

@@ -8,7 +8,7 @@ from torchemo.bench.clock import Variant, interleave, rows, spread
 from torchemo.config import RunConfig
 from torchemo.experiment import build_trainer
 from torchemo.footprint import footprint
-from torchemo.presets import names, preset
+from torchemo.presets import at_once, names, preset
 from torchemo.source import open_source
 from torchemo.toml import from_dict, override, to_dict
 from torchemo.train import Trainer
@@ -17,7 +17,7 @@ from torchemo.types import Episode
 WARM = 4
 """Steps before those that count: groups are formed, slots seeded, caches filled."""
 
-_AT_ONCE = (
+_EARLY = (
     "emo.memory.warmup=2",
     "learner.first_stage=2",
     "learner.cluster_tasks=8",
@@ -54,12 +54,12 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config(name: str, request: Mapping[str, Any]) -> RunConfig:
-    found = preset(name)
+    found = at_once(preset(name))
     learner = name.removesuffix("-emo")
     if request["published"] and f"{learner}-published" in names():
         found = replace(found, learner=preset(f"{learner}-published").learner)
     plain = to_dict(found)
-    for option in (*_AT_ONCE, *request["options"]):
+    for option in (*_EARLY, *request["options"]):
         override(plain, option)
     return from_dict(plain, RunConfig, where=f"preset {name}")
 

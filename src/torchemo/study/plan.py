@@ -11,7 +11,7 @@ import tomli_w
 
 from torchemo.config import RunConfig
 from torchemo.errors import ConfigError
-from torchemo.presets import names, preset
+from torchemo.presets import at_once, names, preset
 from torchemo.study.controls import control_contrasts, controls_of
 from torchemo.study.entry import Cell, Contrast, Entry
 from torchemo.study.scales import Scale
@@ -229,7 +229,8 @@ def _checked(cell: Cell) -> Cell:
 def _resolved(
     cell: Cell, scale: Scale, sources: Sources, *, more: tuple[str, ...] = ()
 ) -> RunConfig:
-    start = preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression)
+    # What learns when is for a cell to say: only those of R7 let slots learn after the learner.
+    start = at_once(preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression))
     plain = to_dict(start)
     remembers = start.emo.memory.capacity > 0
     for option in (
