@@ -33,6 +33,8 @@ from torchemo.scoring import Protocol, score_run
 from torchemo.trained import load_best, read_config
 
 TASKS = DataConfig(source=("regression:hsml4",), n_shot=4, n_query=4)
+AFTERWARDS = "afterwards"
+"""Slots that consolidate after the learner has learned, as `config` is asked for them."""
 KEYS = KeyConfig(embedder="pairs", dim=8, heads=2, ff=8, layers=1)
 
 
@@ -43,6 +45,9 @@ def config(learner="maml", *, aggregator="sum", controller="lru", consolidate=Fa
     if consolidate:
         memory = MemoryConfig(capacity=3, write="consolidate", warmup=3)
         value = ValueConfig(content="meta", recall_dropout=0.3)
+        if consolidate == AFTERWARDS:
+            memory = replace(memory, afterwards=0.5)
+            value = replace(value, recall_dropout=0.0)
         keys = replace(KEYS, training="self_recognition", recognition_older=6, recognition_every=2)
     return RunConfig(
         learner=LearnerConfig(name=learner, inner_lr=0.01, steps=2, rate_init=(0.01, 0.02)),
@@ -91,6 +96,7 @@ def matrix():
             # Reptile has no gradient for what an aggregator learns.
             yield learner, "mean" if learner == "reptile" else "gated", "clock", False
             yield learner, "sum", "fifo", True
+    yield "maml", "sum", "fifo", AFTERWARDS
 
 
 @pytest.mark.parametrize(("learner", "aggregator", "controller", "consolidate"), list(matrix()))
@@ -114,8 +120,9 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(
     assert log(tmp_path / "whole") == log(parts)
     # Consecutive checkpoints differ, so equality above means something.
     earlier = checkpoint.load(checkpoint.published(parts)[0])
+    learning = "emo" if consolidate == AFTERWARDS else "params"
     assert any(
-        not torch.equal(t, earlier.groups["params"][n]) for n, t in whole.groups["params"].items()
+        not torch.equal(t, earlier.groups[learning][n]) for n, t in whole.groups[learning].items()
     )
 
 
@@ -240,6 +247,21 @@ def test_training_stops_early_when_validation_no_longer_improves(tmp_path):
     outcome = train_run(tmp_path, frozen)
     assert outcome.ended == "early"
     assert outcome.iteration == 6
+
+
+def test_slots_that_learn_afterwards_are_given_as_much_time_before_training_stops(tmp_path):
+    chosen = config(consolidate=AFTERWARDS)
+    still = replace(chosen.emo.memory, slot_lr=0.0, slot_key_lr=0.0)
+    frozen = replace(
+        chosen,
+        outer=replace(chosen.outer, lr=1e-30),
+        emo=replace(chosen.emo, memory=still),
+        train=replace(chosen.train, iterations=40, validate_every=2, patience=2),
+    )
+    told = []
+    outcome = train_run(tmp_path, frozen, on_event=lambda *event: told.append(event))
+    assert (outcome.ended, outcome.iteration) == ("early", 20 + 2 * 2)
+    assert next(fields["turn"] for event, _, fields in told if event == "start") == 20
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_ten_in_a_row_stop_the_run(tmp_path, monkeypatch):

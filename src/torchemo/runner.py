@@ -238,14 +238,20 @@ class _Run:
             **size._asdict(),
             "memory_bytes": size.memory_bytes,
         }
+        if self.trainer.turn is not None:
+            fields["turn"] = self.trainer.turn
         if self.trainer.iteration == 0:
             self._emit("start", fields)
         else:  # it is in the log already
             self.on_event("start", self.trainer.iteration, fields)
 
     def _exhausted(self) -> bool:
-        patience = self.experiment.config.train.patience
-        return patience is not None and self.progress.validations_since_best >= patience
+        train = self.experiment.config.train
+        if train.patience is None or self.progress.validations_since_best < train.patience:
+            return False
+        # Slots that begin to learn when the learner has learned are given as much time.
+        begun = self.trainer.turn or 0
+        return self.trainer.iteration - begun >= train.patience * train.validate_every
 
     def _step(self) -> None:
         train, iteration = self.experiment.config.train, self.trainer.iteration

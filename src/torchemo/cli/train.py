@@ -202,6 +202,8 @@ def _size(fields: Mapping[str, Any]) -> str:
             f" {fields['slots']} slots x {size(fields['slot_bytes'])}"
             f" = {size(fields['memory_bytes'])}"
         )
+    if "turn" in fields:
+        line += f"\nto step {fields['turn']:,} the learner learns, then its slots"
     return line
 
 
