@@ -49,6 +49,18 @@ def test_controls_may_be_of_some_cells_alone():
     assert some == {"maml-emo", "anil-emo-paper"}
     with pytest.raises(ConfigError, match="a name like maml"):
         controlled(controlled_cells=("maml",))
+    assert not controlled(controlled_cells=("maml-emo",), controls=False)
+
+
+def test_controls_may_be_of_some_kinds_alone():
+    named = ("*-emo/one-slot", "anil-emo-paper/no-memory")
+    study = plan(ENTRIES["T1"], SCALES["cpu/regression"], chosen=("anil*",), controlled_cells=named)
+    found = {cell.name for cell in study.cells if cell.role == "control"}
+    assert {"anil-emo/one-slot", "anil-emo-paper/no-memory"} <= found
+    assert all(name.endswith("/one-slot") for name in found - {"anil-emo-paper/no-memory"})
+    drawn = {c.against for c in study.contrasts}
+    assert "anil-emo/one-slot" in drawn
+    assert "anil-emo/no-memory" not in drawn
 
 
 @pytest.mark.parametrize(("name", "where"), PLACES)

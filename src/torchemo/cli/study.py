@@ -87,7 +87,7 @@ class RunStudy:
     no_controls: bool = False
     """Leave out the controls."""
     controls_of: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
-    """Only the controls of cells with such names."""
+    """Only the controls of cells with such names, or controls with such names: maml-emo/one-slot."""
     jobs: int = 2
     """Runs at a time, each with one thread."""
     json: bool = False

@@ -34,7 +34,8 @@ class Study:
         seeds: Training seeds.
         options: Options of every run on top of everything else.
         chosen: Patterns of the cells that were chosen; empty for all.
-        controlled_cells: Patterns of the cells that have their controls; empty for all of them, or none.
+        controlled_cells: Patterns of the cells that have their controls, or of the controls; empty for all of
+            them, or none.
     """
 
     entry: Entry
@@ -98,7 +99,7 @@ def plan(
         entry: The entry.
         scale: The scale.
         controls: Add the controls of every cell with memory.
-        controlled_cells: Patterns of the cells that get them; empty for all.
+        controlled_cells: Patterns of the cells that get them, or of the controls; empty for all.
         chosen: Patterns of cell names, such as ``maml*``; empty for all.
         seeds: Training seeds; those of the entry or the scale by default.
         options: Options of every run on top of everything else.
@@ -108,16 +109,20 @@ def plan(
         cells = _sharing(cells)
     cells = _chosen(cells, chosen, entry)
     remembering = [cell for cell in cells if cell.role == "emo"]
-    if controlled_cells and not any(_named(cell, controlled_cells) for cell in remembering):
+    extra = [
+        control
+        for cell in remembering
+        if cell.missing is None
+        for control in controls_of(cell, _resolved(cell, scale, {}, more=options))
+        if _named(cell, controlled_cells) or _named(control, controlled_cells)
+    ]
+    if controlled_cells and not extra:
         raise ConfigError(
             f"none of the cells has controls and a name like {', '.join(controlled_cells)}.",
             hint=f"These have: {', '.join(cell.name for cell in remembering) or 'none'}.",
         )
-    extra: list[Cell] = []
-    if controls and entry.measure == "score":
-        for cell in cells:
-            if cell.role == "emo" and cell.missing is None and _named(cell, controlled_cells):
-                extra += controls_of(cell, _resolved(cell, scale, {}, more=options))
+    if not controls or entry.measure != "score":
+        extra = []
     known = {cell.name for cell in cells if cell.missing is None}
     contrasts = [c for c in entry.contrasts(scale) if {c.cell, c.against} <= known]
     trained = usual_seeds(entry, scale) if seeds is None else seeds
