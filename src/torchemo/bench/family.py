@@ -26,7 +26,7 @@ _EARLY = (
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Take whole training steps of presets in turn: all draw the same tasks, learn, and remember.
+    """Take whole training steps of presets in turn: all draw the same tasks, learn, and remember at once.
 
     ``request``: ``presets``; ``options`` of all of them; ``repeats``; ``published`` takes learners in the
     sizes of their papers, where these differ.

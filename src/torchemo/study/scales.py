@@ -83,8 +83,16 @@ class Scale:
     @property
     def iterations(self) -> int:
         """Outer steps of a run."""
-        steps = next(option for option in self.options if option.startswith("train.iterations="))
-        return int(steps.split("=")[1])
+        return self._number("train.iterations")
+
+    @property
+    def validation_tasks(self) -> int:
+        """Tasks of a validation."""
+        return self._number("train.validation_tasks")
+
+    def _number(self, name: str) -> int:
+        given = next(option for option in self.options if option.startswith(f"{name}="))
+        return int(given.split("=")[1])
 
     @property
     def outside(self) -> tuple[str, ...]:
