@@ -6,7 +6,7 @@ of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates
 support set that learn to recognise their own task. On regression slots and learner learn at once. On pictures
 the learner learns as without memory for the first half of the training, which is twice as long, and slots,
 each the offset of a whole network, for the second; those that are not shown to help on validation tasks keep
-silent, and on tasks unlike those of training all do, so that nothing is lost there (R7 in docs/results.md).
+silent, and on tasks unlike those of training all do, so that little is lost there (R7 in docs/results.md).
 """
 
 import difflib

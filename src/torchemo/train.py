@@ -106,7 +106,7 @@ class Trainer:
         return horizon
 
     def _turn(self) -> int | None:
-        """Return the step at which slots begin to learn and the learner rests, and have them seeded there."""
+        """Return the step at which the learner rests and slots begin to learn; they are then seeded there."""
         share = None if self.emo is None else self.emo.policy.afterwards
         if self.emo is None or share is None:
             return None

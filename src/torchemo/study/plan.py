@@ -159,7 +159,7 @@ def run_names(config: RunConfig) -> tuple[str, ...]:
     """Return the name of a run, and those it may have been recorded with.
 
     A new option would give every run another name, and so part it from what was recorded of it. Those that
-    are `LATER` are therefore left out where they are None; records of some weeks have the first ones in.
+    are `LATER` are therefore left out where they are None; what was recorded meanwhile has the first ones in.
     """
     places = tuple(PurePath(source).name for source in config.data.source)
     plain = to_dict(replace(config, data=replace(config.data, source=places)))
