@@ -176,7 +176,7 @@ def _afterwards_cells(scale: Scale) -> tuple[Cell, ...]:
     return tuple(
         replace(
             cell,
-            title=f"{cell.title}, slots that learn afterwards",
+            title=f"{cell.title}, afterwards",
             options=(*longer, *AFTERWARDS, judged),
             grid=tuple(_slower(rates) for rates in cell.grid or ()),
         )
