@@ -63,6 +63,16 @@ def test_on_pictures_slots_of_whole_networks_learn_after_the_learner(pictures):
         assert (other.emo.retrieval.familiar, other.emo.retrieval.trust) == (None, None)
 
 
+def test_a_learner_of_two_stages_may_not_rest_before_the_second(pictures):
+    config = preset("tsa-maml-emo")
+    assert build_trainer(config, pictures.shape).turn == 1000
+    short = replace(config, train=replace(config.train, iterations=1000))
+    with pytest.raises(
+        ConfigError, match="forms its groups at step 564, and is to rest at step 500"
+    ):
+        build_trainer(short, pictures.shape)
+
+
 def test_at_once_slots_hold_scales_and_shifts_and_what_has_none_is_left_alone(pictures):
     small = replace(at_once(preset("maml-emo")), model=ModelConfig(filters=2))
     learner = build_trainer(small, pictures.shape).learner

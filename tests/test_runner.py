@@ -262,6 +262,9 @@ def test_slots_that_learn_afterwards_are_given_as_much_time_before_training_stop
     outcome = train_run(tmp_path, frozen, on_event=lambda *event: told.append(event))
     assert (outcome.ended, outcome.iteration) == ("early", 20 + 2 * 2)
     assert next(fields["turn"] for event, _, fields in told if event == "start") == 20
+    # Slots that are not there yet are not judged.
+    judged = {step: fields["doubted"] for event, step, fields in told if event == "validation"}
+    assert [step for step, doubted in judged.items() if doubted] == [20, 22, 24]
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_ten_in_a_row_stop_the_run(tmp_path, monkeypatch):

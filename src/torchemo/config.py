@@ -49,13 +49,13 @@ class MemoryConfig:
     slot_update: Literal["dense", "lazy"] = "dense"
     """consolidate: step all slots at every batch, or only those recalled in it."""
     warmup: int = 100
-    """consolidate: batches before the slots are seeded from past keys."""
+    """consolidate: batches before the slots are seeded from past keys; afterwards says so itself."""
     novelty: float | None = None
     """consolidate: distance beyond which a task claims a slot of its own."""
     afterwards: float | None = None
     """consolidate: share of the outer steps, such as 0.5, after which slots are seeded and learn alone. Until
-    then the learner learns, as in a training of that length, and then it rests, so that a memory that keeps
-    silent costs nothing. None: both learn at once, from ``warmup`` on."""
+    then the learner learns, as in a training of that length, and then it rests: where the memory keeps
+    silent, the learner answers as it was at that step. None: both learn at once, from ``warmup`` on."""
 
 
 @final
@@ -314,7 +314,8 @@ class OuterConfig:
     clip: float | None = 10.0
     """Largest norm of the gradient of each group: the learner, and memory with keys."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """cosine: all outer rates (learner, slots, keys) fall to zero over the run along half a cosine."""
+    """cosine: all outer rates (learner, slots, keys) fall to zero over the run along half a cosine; over the
+    part of each where slots learn after the learner (memory.afterwards)."""
     recognition_after: float = 0.2
     """Self-recognition goes on at this share of its pace once consolidated slots are seeded."""
 
@@ -398,7 +399,8 @@ class TrainConfig:
     validation_tasks: int = 100
     """Tasks of a validation, the same every time."""
     patience: int | None = None
-    """Stop after this many validations without a better one; None never stops early."""
+    """Stop after this many validations without a better one, and not before slots that learn after the
+    learner have had as many; None never stops early."""
     seed: int = 0
     """Seed of the initialisation and of the training tasks."""
     batched: Literal["auto", "yes", "no"] = "auto"

@@ -71,7 +71,7 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
                 older=config.emo.key.recognition_older,
                 every=config.emo.key.recognition_every,
             )
-    return Trainer(
+    trainer = Trainer(
         learner,
         emo=emo,
         config=config.outer,
@@ -81,6 +81,18 @@ def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> T
         batched={"auto": None, "yes": True, "no": False}[config.train.batched],
         workers=workers,
     )
+    _refuse_early_rest(config, trainer)
+    return trainer
+
+
+def _refuse_early_rest(config: RunConfig, trainer: Trainer) -> None:
+    """Refuse that a learner of two stages rests before it has come to the second."""
+    formed = config.learner.first_stage + config.learner.cluster_tasks // config.train.tasks
+    if trainer.turn is not None and config.learner.name == "tsa-maml" and trainer.turn <= formed:
+        raise ConfigError(
+            f"TSA-MAML forms its groups at step {formed}, and is to rest at step {trainer.turn}.",
+            hint="Train longer (train.iterations), or set learner.first_stage lower.",
+        )
 
 
 def open_experiment(config: RunConfig, *, workers: int = 1) -> Experiment:

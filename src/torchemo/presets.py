@@ -139,7 +139,7 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
 
 
 def at_once(config: RunConfig) -> RunConfig:
-    """Return a run with our reading for pictures as it was before R7; others are left as they are.
+    """Return a run with the memory of our reading for pictures as it was before R7; others are left alone.
 
     Slots of scales and shifts learn beside the learner, which a fifth of the training tasks adapt alone. It
     shows its worth sooner, and gains less in the end.

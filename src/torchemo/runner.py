@@ -293,7 +293,7 @@ class _Run:
             size=train.tasks,
         )
         how: dict[str, Any] = {"batched": trainer.batched, "workers": trainer.workers}
-        if trainer.emo is not None and trainer.emo.trust is not None:
+        if trainer.emo is not None and trainer.emo.trust is not None and len(trainer.emo.memory):
             return evaluate_trust(
                 trainer.learner, trainer.params, list(episodes), emo=trainer.emo, **how
             )

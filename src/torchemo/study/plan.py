@@ -182,13 +182,12 @@ def minutes(study: Study, *, workers: int = 2) -> float:
     """Estimate how long a study takes when nothing of it has been run."""
     if study.entry.measure == "cost":
         return 1.0
-    runs = scored = 0
+    steps = scored = 0
     for cell in study.available:
-        runs += len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
+        runs = len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
+        config = _resolved(cell, study.scale, {}, more=study.options)
+        steps += runs * config.train.iterations
         scored += len(study.seeds) * (1 + len(cell.tests))
-    steps = (
-        runs * _resolved(study.available[0], study.scale, {}, more=study.options).train.iterations
-    )
     # A test task costs about a fifth of a step of four: no backward pass through the inner loop.
     steps += scored * study.scale.test_tasks // 5
     return steps * study.scale.seconds / workers / 60

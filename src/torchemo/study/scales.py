@@ -184,8 +184,8 @@ _CPU = replace(
         *("train.validation_tasks=200", "data.n_query=5", "model.filters=16"),
         "outer.schedule=cosine",
     ),
-    # All studies but R3 measure recall itself, also where the preset would keep silent. (Smoke measures
-    # nothing, and runs the presets as they are.)
+    # All studies but R3, R6 and R7 measure recall itself, also where the preset would keep silent. (Smoke
+    # measures nothing.)
     memory_options=("emo.retrieval.familiar=unset",),
     worlds=_worlds(
         "birds84",
