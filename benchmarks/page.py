@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from torchemo.bench.tables import Table, ratio, seconds, tables
+from torchemo.lab.bench.tables import Table, ratio, seconds, tables
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, FIGURES = ROOT / "benchmarks/results", ROOT / "docs/speed.md", ROOT / "docs/figures"

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from torchemo.data.regression import RegressionSpec, sample_regression
+from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import for_module
-from torchemo.key_statistics import StatisticsKey
+from torchemo.memory.keys.statistics import StatisticsKey
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)
 INNER_LR, OUTER_LR, STEPS, BATCH = 0.01, 0.002, 3, 4

@@ -13,11 +13,11 @@ import torchopt
 from torch import nn
 from torch.func import functional_call
 
-from torchemo.data.regression import RegressionSpec, sample_regression
+from torchemo.core.tree import cat
+from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import as_task, for_module
 from torchemo.interop.torchopt import transform
-from torchemo.key_statistics import StatisticsKey
-from torchemo.tree import cat
+from torchemo.memory.keys.statistics import StatisticsKey
 
 SPEC = RegressionSpec("sinusoid", n_shot=10, n_query=10)
 INNER_LR, OUTER_LR, STEPS, BATCH = 0.01, 0.002, 3, 4

@@ -12,10 +12,10 @@ import sys
 import torch
 from torch import nn
 
-from torchemo.data.regression import RegressionSpec, sample_regression
+from torchemo.core.tree import cat
+from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import as_task, combine_one, for_module
-from torchemo.key_statistics import StatisticsKey
-from torchemo.tree import cat
+from torchemo.memory.keys.statistics import StatisticsKey
 
 try:
     from learn2learn.algorithms.maml import MAML, maml_update

@@ -13,7 +13,7 @@ PLAIN = (None, "sum", "consolidate")
 """Memories that every learner meets in the unit tier."""
 FAMILY = ("arml", "hsml", "tsa-maml", "musml", "bmg")
 """Learners around MAML: their seams with memories are MAML's, so the unit tier meets them without."""
-MATRICES = ("laws", "test_workers.py", "test_runner.py", "test_learning.py")
+MATRICES = ("laws", "test_workers.py", "test_train.py", "test_learning.py")
 
 
 LONG = ("omniglot_five_way", "1000_times_kill_9", "sinusoids_below_one", "200_times_to_stop")
@@ -45,7 +45,7 @@ def is_triple(module, chosen):
 
 def is_costly(module, test, chosen):
     learner = str(chosen.get("case") or chosen.get("learner") or chosen.get("name") or "maml")
-    if module == "test_runner.py":
+    if module == "test_train.py":
         return learner not in (*FULL, "tsa-maml") or (
             learner != "maml" and not chosen.get("consolidate", True)
         )

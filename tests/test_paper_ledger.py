@@ -13,16 +13,16 @@ import pytest
 import torch
 from beartype.door import is_bearable
 
-from torchemo.build import build_emo
-from torchemo.config import EMOConfig, LearnerConfig
+from torchemo.config.run import EMOConfig, LearnerConfig
+from torchemo.core.losses import cross_entropy
+from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.data.episodes import EpisodeSpec
-from torchemo.inner import task_gradients
 from torchemo.learners.build import build_learner
-from torchemo.losses import cross_entropy
+from torchemo.learners.gradient.inner import task_gradients
 from torchemo.models import MLP, Conv4
-from torchemo.step import outer_step
-from torchemo.train import OuterConfig
-from torchemo.types import Batch, Episode, TaskShape
+from torchemo.runs.build import build_emo
+from torchemo.training.step import outer_step
+from torchemo.training.trainer import OuterConfig
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")

@@ -21,5 +21,5 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import sys, torchemo, torchemo.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, torchemo, torchemo.config.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchemo.cli import _parse
-from torchemo.cli.train import TrainCommand
-from torchemo.errors import ConfigError
+from torchemo.apps.cli import _parse
+from torchemo.apps.cli.train import TrainCommand
+from torchemo.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "walkthrough.md").read_text()

@@ -8,22 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchemo.aggregators import CoordinateTransformer as CoordinateTransformer
-    from torchemo.aggregators import Gated as Gated
-    from torchemo.aggregators import GateTransformer as GateTransformer
-    from torchemo.aggregators import Mean as Mean
-    from torchemo.aggregators import Sum as Sum
-    from torchemo.build import build_emo as build_emo
-    from torchemo.config import EMOConfig as EMOConfig
-    from torchemo.config import LearnerConfig as LearnerConfig
-    from torchemo.controllers import FIFO as FIFO
-    from torchemo.controllers import LRU as LRU
-    from torchemo.controllers import Clock as Clock
-    from torchemo.emo import EMO as EMO
-    from torchemo.encoders import TransformerKey as TransformerKey
-    from torchemo.errors import TorchemoError as TorchemoError
-    from torchemo.evaluate import evaluate as evaluate
-    from torchemo.inner import adapt as adapt
+    from torchemo.config.run import EMOConfig as EMOConfig
+    from torchemo.config.run import LearnerConfig as LearnerConfig
+    from torchemo.core.errors import TorchemoError as TorchemoError
+    from torchemo.core.types import Episode as Episode
+    from torchemo.core.types import TaskShape as TaskShape
     from torchemo.interop import apply_ as apply_
     from torchemo.interop import for_module as for_module
     from torchemo.learners import MAML as MAML
@@ -34,39 +23,50 @@ if TYPE_CHECKING:
     from torchemo.learners import Reptile as Reptile
     from torchemo.learners import anil as anil
     from torchemo.learners.build import build_learner as build_learner
-    from torchemo.memory import EpisodicMemory as EpisodicMemory
+    from torchemo.learners.gradient.inner import adapt as adapt
+    from torchemo.memory.aggregators import CoordinateTransformer as CoordinateTransformer
+    from torchemo.memory.aggregators import Gated as Gated
+    from torchemo.memory.aggregators import GateTransformer as GateTransformer
+    from torchemo.memory.aggregators import Mean as Mean
+    from torchemo.memory.aggregators import Sum as Sum
+    from torchemo.memory.controllers import FIFO as FIFO
+    from torchemo.memory.controllers import LRU as LRU
+    from torchemo.memory.controllers import Clock as Clock
+    from torchemo.memory.emo import EMO as EMO
+    from torchemo.memory.keys.encoder import TransformerKey as TransformerKey
+    from torchemo.memory.policy import Policy as Policy
+    from torchemo.memory.recall import Retrieval as Retrieval
+    from torchemo.memory.store import EpisodicMemory as EpisodicMemory
     from torchemo.models import MLP as MLP
     from torchemo.models import Conv4 as Conv4
     from torchemo.models import ResNet12 as ResNet12
     from torchemo.models import lift as lift
-    from torchemo.policy import Policy as Policy
-    from torchemo.retrieval import Retrieval as Retrieval
-    from torchemo.step import outer_step as outer_step
-    from torchemo.step import predict as predict
-    from torchemo.train import Trainer as Trainer
-    from torchemo.types import Episode as Episode
-    from torchemo.types import TaskShape as TaskShape
+    from torchemo.runs.build import build_emo as build_emo
+    from torchemo.training.evaluate import evaluate as evaluate
+    from torchemo.training.step import outer_step as outer_step
+    from torchemo.training.step import predict as predict
+    from torchemo.training.trainer import Trainer as Trainer
 
 _HOME = {
-    "aggregators": ("CoordinateTransformer", "GateTransformer", "Gated", "Mean", "Sum"),
-    "build": ("build_emo",),
-    "config": ("EMOConfig", "LearnerConfig"),
-    "controllers": ("FIFO", "LRU", "Clock"),
-    "emo": ("EMO",),
-    "encoders": ("TransformerKey",),
-    "errors": ("TorchemoError",),
-    "evaluate": ("evaluate",),
-    "inner": ("adapt",),
+    "memory.aggregators": ("CoordinateTransformer", "GateTransformer", "Gated", "Mean", "Sum"),
+    "runs.build": ("build_emo",),
+    "config.run": ("EMOConfig", "LearnerConfig"),
+    "memory.controllers": ("FIFO", "LRU", "Clock"),
+    "memory.emo": ("EMO",),
+    "memory.keys.encoder": ("TransformerKey",),
+    "core.errors": ("TorchemoError",),
+    "training.evaluate": ("evaluate",),
+    "learners.gradient.inner": ("adapt",),
     "interop": ("apply_", "for_module"),
     "learners": ("MAML", "InnerLoop", "MAMLPlusPlus", "MetaSGD", "ProtoMAML", "Reptile", "anil"),
     "learners.build": ("build_learner",),
-    "memory": ("EpisodicMemory",),
+    "memory.store": ("EpisodicMemory",),
     "models": ("MLP", "Conv4", "ResNet12", "lift"),
-    "policy": ("Policy",),
-    "retrieval": ("Retrieval",),
-    "step": ("outer_step", "predict"),
-    "train": ("Trainer",),
-    "types": ("Episode", "TaskShape"),
+    "memory.policy": ("Policy",),
+    "memory.recall": ("Retrieval",),
+    "training.step": ("outer_step", "predict"),
+    "training.trainer": ("Trainer",),
+    "core.types": ("Episode", "TaskShape"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

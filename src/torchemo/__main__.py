@@ -1,5 +1,5 @@
 """``python -m torchemo``: the ``torchemo`` command, where its script is not on the path."""
 
-from torchemo.cli import main
+from torchemo.apps.cli import main
 
 main()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from torchemo.core.errors import DataError
 from torchemo.data.check import check
 from torchemo.data.episodes import EpisodeSpec
-from torchemo.errors import DataError
 
 SPEC = EpisodeSpec(n_way=2, n_shot=1, n_query=2)
 TREE = {

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchemo.core.errors import ConfigError, DataError
 from torchemo.data.episodes import EpisodeSpec, check_fits, gather, sample_episodes, sample_ids
 from torchemo.data.index import ClassIndex, merge
-from torchemo.errors import ConfigError, DataError
 
 SPEC = EpisodeSpec(n_way=5, n_shot=2, n_query=3)
 

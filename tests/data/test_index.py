@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from torchemo.core.errors import DataError
 from torchemo.data.index import ClassIndex, merge
-from torchemo.errors import DataError
 
 NAMES = ("wren", "robin", "banded", "dotted", "jay")
 SPLIT = ("train", "test", "train", "test", "val")

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from torchemo.data import decode as decoding
+from torchemo.core.errors import DataError
 from torchemo.data import listing as listings
-from torchemo.data.decode import PictureForm, decode
+from torchemo.data.formats import images as decoding
+from torchemo.data.formats.images import PictureForm, decode
 from torchemo.data.listing import ListedClass, Listing, Picture, arrange, decode_all, form_for, join
-from torchemo.errors import DataError
 
 
 def at(*places):

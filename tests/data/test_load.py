@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from torchemo.core.errors import DataError
 from torchemo.data.episodes import EpisodeSpec, sample_episodes
 from torchemo.data.load import find, load
 from torchemo.data.splits import Proportions, SplitFile
-from torchemo.errors import DataError
 
 TREE = {
     f"{name}/{i}.png": 10 * c + i for c, name in enumerate(["jay", "tit", "wren"]) for i in range(4)

@@ -13,11 +13,11 @@ import sys
 import numpy as np
 import pytest
 
+from torchemo.core.errors import DataError, ResourceError
 from torchemo.data.index import ClassIndex
 from torchemo.data.listing import join, listing_of
 from torchemo.data.load import find, load
 from torchemo.data.packed import is_packed, open_packed, pack
-from torchemo.errors import DataError, ResourceError
 
 TREE = {
     f"{name}/{i}.png": 10 * c + i for c, name in enumerate(["jay", "tit", "wren"]) for i in range(3)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchemo.core.errors import ConfigError, DataError
 from torchemo.data.listing import ListedClass, Picture
 from torchemo.data.splits import (
     Proportions,
@@ -16,7 +17,6 @@ from torchemo.data.splits import (
     read_split_file,
     schemes_for,
 )
-from torchemo.errors import ConfigError, DataError
 
 
 def classes(*names, domain="birds", split=None):

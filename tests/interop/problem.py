@@ -6,20 +6,20 @@ MLP 2-8-1 with tanh, two tasks, three inner SGD steps, a memory of six slots of 
 import torch
 from torch import Tensor, nn
 
-from torchemo.aggregators import Gated
-from torchemo.emo import EMO
-from torchemo.encoders import MeanKey, PairEmbedder
-from torchemo.inner import SGD
+from torchemo.core.losses import mean_squared_error
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Batch, Episode, Params
 from torchemo.interop import for_module
 from torchemo.learners import MAML, InnerLoop
-from torchemo.losses import mean_squared_error
-from torchemo.memory import EpisodicMemory
+from torchemo.learners.gradient.inner import SGD
+from torchemo.memory.aggregators import Gated
+from torchemo.memory.emo import EMO
+from torchemo.memory.keys.encoder import MeanKey, PairEmbedder
+from torchemo.memory.policy import Policy
+from torchemo.memory.recall import Retrieval
+from torchemo.memory.store import EpisodicMemory
 from torchemo.models import lift
-from torchemo.policy import Policy
-from torchemo.retrieval import Retrieval
-from torchemo.rng import generator_for
-from torchemo.step import OuterStep, outer_step
-from torchemo.types import Batch, Episode, Params
+from torchemo.training.step import OuterStep, outer_step
 
 TASKS, STEPS, LR, SLOTS, K, KEY_DIM = 2, 3, 0.1, 6, 3, 4
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -17,10 +17,10 @@ from tests.interop.problem import (
     stored,
     sum_emo,
 )
-from torchemo.errors import ShapeError
+from torchemo.core.errors import ShapeError
+from torchemo.core.tree import cat
 from torchemo.interop import for_module
 from torchemo.interop.higher import callback
-from torchemo.tree import cat
 
 
 def adapt_with_higher(net, emo, *, track=True):

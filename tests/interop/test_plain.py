@@ -21,9 +21,9 @@ from tests.interop.problem import (
     stored,
     sum_emo,
 )
-from torchemo.errors import ShapeError
+from torchemo.core.errors import ShapeError
+from torchemo.core.tree import expand, tree_map
 from torchemo.interop import apply_, as_task, combine_one, for_module, gradients
-from torchemo.tree import expand, tree_map
 
 
 def recall_of(emo):

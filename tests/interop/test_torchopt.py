@@ -20,7 +20,7 @@ from tests.interop.problem import (
     stored,
     sum_emo,
 )
-from torchemo.errors import ConfigError, ShapeError
+from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.interop.torchopt import transform
 
 

@@ -11,24 +11,30 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from torchemo.aggregators import AGGREGATORS
-from torchemo.aggregators.build import build_aggregator
-from torchemo.build import remembered_shapes
-from torchemo.config import AggregatorConfig, EMOConfig, LearnerConfig, MemoryConfig, ValueConfig
-from torchemo.consolidation import SlotAdam
-from torchemo.emo import EMO
-from torchemo.encoders import TransformerKey
-from torchemo.inner import RULES
+from torchemo.config.run import (
+    AggregatorConfig,
+    EMOConfig,
+    LearnerConfig,
+    MemoryConfig,
+    ValueConfig,
+)
+from torchemo.core.types import Batch, Episode, Model, Params, TaskShape
 from torchemo.learners import LEARNERS, Learner
 from torchemo.learners.build import build_learner
+from torchemo.learners.gradient.inner import RULES
+from torchemo.learners.gradient.tsa_maml import SOLUTIONS
 from torchemo.learners.learner import Staged, learned
-from torchemo.learners.tsa_maml import SOLUTIONS
-from torchemo.memory import EpisodicMemory
+from torchemo.memory.aggregators import AGGREGATORS
+from torchemo.memory.aggregators.build import build_aggregator
+from torchemo.memory.consolidation import SlotAdam
+from torchemo.memory.emo import EMO
+from torchemo.memory.keys.encoder import TransformerKey
+from torchemo.memory.policy import Policy
+from torchemo.memory.recall import Retrieval
+from torchemo.memory.store import EpisodicMemory
 from torchemo.models import MLP, Conv4
-from torchemo.policy import Policy
-from torchemo.retrieval import Retrieval
-from torchemo.step import OuterStep, outer_step
-from torchemo.types import Batch, Episode, Model, Params, TaskShape
+from torchemo.runs.build import remembered_shapes
+from torchemo.training.step import OuterStep, outer_step
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
 MODEL = MLP(N_WAY, n_in=N_IN, hidden=(4,), initializer="kaiming", activation="tanh")

@@ -7,6 +7,9 @@ descent and cheap aggregators.
 
 import pytest
 
+from tests.core.test_workers import (  # noqa: F401
+    test_results_are_bitwise_the_same_for_any_number_of_workers,
+)
 from tests.laws import cases
 from tests.laws.test_invariances import (  # noqa: F401
     test_a_saved_and_restored_memory_goes_on_bit_for_bit,
@@ -17,10 +20,7 @@ from tests.laws.test_invariances import (  # noqa: F401
     test_relabelling_a_task_with_its_head_rows_changes_no_loss,
     test_tasks_in_one_call_equal_a_loop_over_tasks,
 )
-from tests.test_workers import (  # noqa: F401
-    test_results_are_bitwise_the_same_for_any_number_of_workers,
-)
-from torchemo import fused
+from torchemo.models import fused
 
 
 @pytest.fixture(autouse=True)

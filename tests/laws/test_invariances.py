@@ -17,13 +17,13 @@ from tests.laws.cases import (
     make_params,
     plain_step,
 )
-from torchemo.aggregators import AGGREGATORS
-from torchemo.controllers import CONTROLLERS
+from torchemo.core.losses import cross_entropy
+from torchemo.core.types import Batch, Episode
+from torchemo.learners.gradient.meta_sgd import RATE
 from torchemo.learners.learner import network_names
-from torchemo.learners.meta_sgd import RATE
-from torchemo.losses import cross_entropy
-from torchemo.step import outer_step, predict
-from torchemo.types import Batch, Episode
+from torchemo.memory.aggregators import AGGREGATORS
+from torchemo.memory.controllers import CONTROLLERS
+from torchemo.training.step import outer_step, predict
 
 LEARNERS = list(LEARNER_CASES)
 
@@ -161,7 +161,7 @@ def equivariant():
     """Combinations that relabelling must leave alone, as far as their parts declare it.
 
     Left out: learners whose rates tell labels apart; ANIL that drops its head (nothing is left to
-    remember, which tests/test_build.py shows to be refused); the sketch of a whole head gradient, which
+    remember, which tests/runs/test_build.py shows to be refused); the sketch of a whole head gradient, which
     depends on the order of its rows.
     """
     for case in LEARNERS:

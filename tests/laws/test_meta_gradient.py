@@ -12,11 +12,11 @@ from tests.laws.cases import (
     make_learner,
     make_params,
 )
+from torchemo.core.losses import cross_entropy
+from torchemo.core.tree import expand, select
+from torchemo.learners.gradient.maml_plus_plus import MAMLPlusPlus, step_weights
 from torchemo.learners.learner import learned, network_names
-from torchemo.learners.maml_plus_plus import MAMLPlusPlus, step_weights
-from torchemo.losses import cross_entropy
-from torchemo.step import outer_step, predict
-from torchemo.tree import expand, select
+from torchemo.training.step import outer_step, predict
 
 STEP, TOLERANCE = 1e-5, 1e-6
 EXACT = [case for case in LEARNER_CASES if make_learner(case).traits.exact_meta_gradient]

@@ -7,10 +7,11 @@ import torch
 
 from tests.laws.cases import MODEL, N_WAY, double, make_emo, make_episode, make_params
 from tests.models.oracles import REFUSALS
-from torchemo.config import LearnerConfig
-from torchemo.emo import Bound
-from torchemo.errors import ConfigError
-from torchemo.inner import SGD, Adam
+from torchemo.config.run import LearnerConfig
+from torchemo.core.errors import ConfigError
+from torchemo.core.losses import cross_entropy
+from torchemo.core.tree import expand
+from torchemo.core.types import Batch, Episode, Start, TaskShape
 from torchemo.learners import (
     MAML,
     InnerLoop,
@@ -23,12 +24,11 @@ from torchemo.learners import (
     fomaml,
 )
 from torchemo.learners.build import build_learner
-from torchemo.learners.maml_plus_plus import step_weights
-from torchemo.losses import cross_entropy
+from torchemo.learners.gradient.inner import SGD, Adam
+from torchemo.learners.gradient.maml_plus_plus import step_weights
+from torchemo.memory.emo import Bound
 from torchemo.models import MLP, Conv4
-from torchemo.step import outer_step, predict
-from torchemo.tree import expand
-from torchemo.types import Batch, Episode, Start, TaskShape
+from torchemo.training.step import outer_step, predict
 
 LOOP = InnerLoop(MODEL, steps=2, rule=SGD(0.5))
 

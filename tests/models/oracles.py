@@ -8,7 +8,7 @@ from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchemo.errors import ConfigError
+from torchemo.core.errors import ConfigError
 
 # Where annotations are enforced, a wrong literal is caught before the constructor sees it.
 REFUSALS = (ConfigError, TypeCheckError)

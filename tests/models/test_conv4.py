@@ -12,12 +12,12 @@ from tests.models.oracles import (
     per_task,
     randomised,
 )
-from torchemo.errors import DataError, ShapeError
-from torchemo.losses import cross_entropy
+from torchemo.core.errors import DataError, ShapeError
+from torchemo.core.losses import cross_entropy
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import expand, select, task
+from torchemo.core.types import Model
 from torchemo.models import Conv4
-from torchemo.rng import generator_for
-from torchemo.tree import expand, select, task
-from torchemo.types import Model
 
 OPTIONS = [
     "transductive",

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchemo.errors import ConfigError, DataError, ShapeError
+from torchemo.core.errors import ConfigError, DataError, ShapeError
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from torchemo.core.rng import generator_for
 from torchemo.models.layers import (
     from_trunk,
     glorot_uniform,
@@ -14,7 +15,6 @@ from torchemo.models.layers import (
     truncated_normal,
     zeros,
 )
-from torchemo.rng import generator_for
 
 DRAWS = [glorot_uniform, kaiming_normal, truncated_normal]
 

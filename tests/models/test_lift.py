@@ -15,12 +15,12 @@ from tests.models.oracles import (
     per_task,
     randomised,
 )
-from torchemo.errors import ConfigError, ShapeError
-from torchemo.losses import cross_entropy
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.losses import cross_entropy
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import expand, select
+from torchemo.core.types import Model
 from torchemo.models import Conv4, lift
-from torchemo.rng import generator_for
-from torchemo.tree import expand, select
-from torchemo.types import Model
 
 
 def pair(tasks=2, **options):

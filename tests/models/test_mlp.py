@@ -9,12 +9,12 @@ from tests.models.oracles import (
     per_task,
     randomised,
 )
-from torchemo.errors import ConfigError, ShapeError
-from torchemo.losses import mean_squared_error
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.losses import mean_squared_error
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import select, task
+from torchemo.core.types import Model
 from torchemo.models import MLP
-from torchemo.rng import generator_for
-from torchemo.tree import select, task
-from torchemo.types import Model
 
 ACTIVATIONS = {"relu": nn.ReLU, "softplus": nn.Softplus, "tanh": nn.Tanh}
 

@@ -5,12 +5,12 @@ from torch import nn
 from torch.func import grad, vmap
 
 from tests.models.oracles import REFUSALS
-from torchemo.errors import ConfigError, ShapeError
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import expand
 from torchemo.models import Conv4
 from torchemo.models import norm as norm_module
 from torchemo.models.norm import TaskNorm, Usage, predict_with_support, update_running
-from torchemo.rng import generator_for
-from torchemo.tree import expand
 
 BATCH = ["transductive", "per_query_with_support", "running", "per_step_running"]
 OPTIONS = [*BATCH, "group", "layer", "none"]

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import expand
+from torchemo.core.types import Model
 from torchemo.models import MODELS, Conv4
-from torchemo.rng import generator_for
-from torchemo.tree import expand
-from torchemo.types import Model
 
 CASES = {
     "conv4": ({"image_size": 16, "filters": 2}, (3, 16, 16)),

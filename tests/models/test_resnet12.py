@@ -10,13 +10,13 @@ from tests.models.oracles import (
     randomised,
     resnet12_module,
 )
-from torchemo.errors import ConfigError, ShapeError
-from torchemo.losses import cross_entropy
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.losses import cross_entropy
+from torchemo.core.rng import generator_for
+from torchemo.core.tree import expand, select, task
+from torchemo.core.types import Model
 from torchemo.models import ResNet12
-from torchemo.models.drop import DropConfig
-from torchemo.rng import generator_for
-from torchemo.tree import expand, select, task
-from torchemo.types import Model
+from torchemo.models.dropout import DropConfig
 
 TINY = (2, 3, 4, 5)
 

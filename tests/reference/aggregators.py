@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from torchemo.rng import generator_for
-from torchemo.types import Recall
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Recall
 
 SHAPES = {
     "conv.weight": torch.Size((3, 2, 2)),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchemo.adaptation import Answers, Prediction, RecalledSlot
-from torchemo.config import (
+from torchemo.config.run import (
     AggregatorConfig,
     DataConfig,
     EMOConfig,
@@ -20,10 +19,11 @@ from torchemo.config import (
     TrainConfig,
     ValueConfig,
 )
-from torchemo.report import write_run_report
-from torchemo.runner import train_run
-from torchemo.scoring import Protocol, score_run
-from torchemo.trained import load_best
+from torchemo.report.run.page import write_run_report
+from torchemo.runs.adapt import Answers, Prediction, RecalledSlot
+from torchemo.runs.load import load_best
+from torchemo.runs.score import Protocol, score_run
+from torchemo.runs.train import train_run
 
 HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{$ 鳥"
 HOSTILE_CLASS = "<script>alert('{}')"

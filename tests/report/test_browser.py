@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.report.conftest import answers
-from torchemo.report import write_comparison_report
-from torchemo.report.collect import compare_runs
+from torchemo.report.comparison import write_comparison_report
+from torchemo.report.run.collect import compare_runs
 from torchemo.report.sheet import sheet
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

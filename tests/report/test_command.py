@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import tyro
 
-from torchemo.cli.report import ReportCommand
-from torchemo.errors import ConfigError, DataError
+from torchemo.apps.cli.report import ReportCommand
+from torchemo.core.errors import ConfigError, DataError
 
 
 def run(*arguments):

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.report.html import Page, broken_laws
-from torchemo.comparison import compare, read_result
-from torchemo.errors import DataError
-from torchemo.report import write_comparison_report
-from torchemo.report.collect import compare_runs
+from torchemo.core.errors import DataError
+from torchemo.report.comparison import write_comparison_report
+from torchemo.report.run.collect import compare_runs
+from torchemo.runs.compare import compare, read_result
 
 
 def difference(value, half, *, p=0.2, n=10):

@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 
 from tests.report.html import broken_laws
-from torchemo.evaluate import batches, evaluate
-from torchemo.familiarity import Familiarity
-from torchemo.inspection import principal_map
-from torchemo.report.collect import Curve, best_validation, collect, curve
+from torchemo.core.rng import generator_for
+from torchemo.memory.familiarity import Familiarity
+from torchemo.memory.inspection import principal_map
+from torchemo.memory.trust import Trust
 from torchemo.report.figures import Interval, Line, forest, lines, smooth
-from torchemo.report.memory_view import view_memory
-from torchemo.report.probe import PROBES, probe
-from torchemo.report.samples import PictureSample, PointSample, picture_uri, sample_tasks
-from torchemo.report.words import number
-from torchemo.rng import generator_for
-from torchemo.runner import VALIDATION_SEED
-from torchemo.runs import checkpoint, history
-from torchemo.scoring import memory_digest
-from torchemo.trained import load_best, read_config
-from torchemo.trust import Trust
+from torchemo.report.format import number
+from torchemo.report.run.collect import Curve, best_validation, collect, curve
+from torchemo.report.run.memory import view_memory
+from torchemo.report.run.probe import PROBES, probe
+from torchemo.report.run.samples import PictureSample, PointSample, picture_uri, sample_tasks
+from torchemo.runs.load import load_best, read_config
+from torchemo.runs.score import memory_digest
+from torchemo.runs.storage import checkpoint, history
+from torchemo.runs.train import VALIDATION_SEED
+from torchemo.training.evaluate import batches, evaluate
 
 
 def line(label="a"):

@@ -10,9 +10,9 @@ import pytest
 
 from tests.report.conftest import HOSTILE_CLASS, HOSTILE_DOMAIN, POINTS
 from tests.report.html import Page, broken_laws
-from torchemo.errors import ConfigError
-from torchemo.report import write_run_report
-from torchemo.runner import train_run
+from torchemo.core.errors import ConfigError
+from torchemo.report.run.page import write_run_report
+from torchemo.runs.train import train_run
 
 
 def read(root):

@@ -4,8 +4,8 @@ import re
 
 from tests.report.conftest import answers
 from tests.report.html import broken_laws
+from torchemo.report.format import breakable
 from torchemo.report.sheet import MAX_SHOWN, sheet
-from torchemo.report.words import breakable
 
 
 def test_every_picture_is_inside_and_every_name_is_only_a_name(folders):

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from torchemo.fused import Status
+from torchemo.models.fused import Status
 from torchemo.runs.environment import commit_of, differences, environment, versions
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

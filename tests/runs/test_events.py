@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchemo.errors import ConfigError, DataError, ResourceError
+from torchemo.core.errors import ConfigError, DataError, ResourceError
 from torchemo.runs.events import EventLog, JsonLines, Sink, plain, read, truncate_after
 from torchemo.runs.sinks import TensorBoard, WeightsAndBiases
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from torchemo.errors import ResourceError
+from torchemo.core.errors import ResourceError
 from torchemo.runs.folder import RunFolder, lock
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from torchemo.data.decode import PictureForm
+from torchemo.core.errors import DataError
 from torchemo.data.episodes import EpisodeSpec, check_fits
+from torchemo.data.formats.images import PictureForm
 from torchemo.data.index import ClassIndex, DomainSummary
 from torchemo.data.listing import Listing, Progress, decode_all
 from torchemo.data.load import find
 from torchemo.data.packed import BadPicture
 from torchemo.data.splits import Splits
-from torchemo.errors import DataError
 
 CHECK_SIZE = 84
 

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchemo.core.errors import ConfigError, DataError
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Batch, Episode
 from torchemo.data.index import ClassIndex
-from torchemo.errors import ConfigError, DataError
-from torchemo.rng import generator_for
-from torchemo.types import Batch, Episode
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchemo.errors import DataError
+from torchemo.core.errors import DataError
 
 Split: TypeAlias = Literal["train", "val", "test"]
 

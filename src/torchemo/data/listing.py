@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from numpy.typing import NDArray
 
-from torchemo.data.decode import Box, PictureForm, PictureKind, Resample, decode, inspect
+from torchemo.core.errors import DataError
+from torchemo.core.workers import usable_cores
+from torchemo.data.formats.images import Box, PictureForm, PictureKind, Resample, decode, inspect
 from torchemo.data.index import ClassIndex
-from torchemo.errors import DataError
-from torchemo.workers import usable_cores
 
 SPLIT_FOLDERS = {
     "train": "train",

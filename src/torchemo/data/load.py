@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from torchemo.data.archive import list_zip
-from torchemo.data.decode import Resample
-from torchemo.data.folder import list_folder
+from torchemo.core.errors import ConfigError, DataError, ResourceError
+from torchemo.data.formats.archive import list_zip
+from torchemo.data.formats.folder import list_folder
+from torchemo.data.formats.images import Resample
+from torchemo.data.formats.npz import list_npz
 from torchemo.data.index import ClassIndex
 from torchemo.data.layouts import recognise
 from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for, listing_of
-from torchemo.data.npz import list_npz
 from torchemo.data.packed import is_packed, open_packed
 from torchemo.data.splits import SplitFile, Splits, assign, read_split_file, schemes_for
-from torchemo.errors import ConfigError, DataError, ResourceError
 
 
 def load(

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchemo.data.decode import PictureForm, Resample
+from torchemo.core.errors import DataError, ResourceError
+from torchemo.data.formats.images import PictureForm, Resample
 from torchemo.data.index import ClassIndex
 from torchemo.data.listing import Listing, Progress, decode_all, form_for
-from torchemo.errors import DataError, ResourceError
 
 FORMAT = "torchemo-packed"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from torchemo.core.errors import ConfigError, DataError
+from torchemo.core.rng import generator_for
 from torchemo.data.index import SPLITS
 from torchemo.data.listing import ListedClass
-from torchemo.errors import ConfigError, DataError
-from torchemo.rng import generator_for
 
 Classes: TypeAlias = Mapping[str, Sequence[str | int]]
 """Class names, or their positions in the data, by split."""

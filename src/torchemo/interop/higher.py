@@ -5,10 +5,10 @@ from typing import final
 
 from torch import Tensor
 
-from torchemo.emo import EMO
-from torchemo.interop.single import as_task, combine_one
-from torchemo.tree import detach
-from torchemo.types import Params, Recall
+from torchemo.core.tree import detach
+from torchemo.core.types import Params, Recall
+from torchemo.interop.one_task import as_task, combine_one
+from torchemo.memory.emo import EMO
 
 
 @final

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from torchemo.emo import EMO
-from torchemo.interop.single import as_task, combine_one
-from torchemo.types import Params, Recall
+from torchemo.core.types import Params, Recall
+from torchemo.interop.one_task import as_task, combine_one
+from torchemo.memory.emo import EMO
 
 
 def gradients(module: nn.Module) -> Params:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchemo.emo import EMO
-from torchemo.errors import ConfigError
-from torchemo.interop.single import combine_one
-from torchemo.types import Recall
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Recall
+from torchemo.interop.one_task import combine_one
+from torchemo.memory.emo import EMO
 
 if TYPE_CHECKING:
     from torchopt.base import GradientTransformation

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from torchemo.config import LearnerConfig
-from torchemo.errors import ConfigError
-from torchemo.inner import RULES, Adam, Rule
+from torchemo.config.run import LearnerConfig
+from torchemo.core.errors import ConfigError
+from torchemo.core.losses import cross_entropy, mean_squared_error
+from torchemo.core.types import Model, TaskShape
 from torchemo.learners import (
     ARML,
     BMG,
@@ -25,9 +26,8 @@ from torchemo.learners import (
     boil,
     fomaml,
 )
-from torchemo.learners.parts import Embedding, ImageEmbedding, PointEmbedding
-from torchemo.losses import cross_entropy, mean_squared_error
-from torchemo.types import Model, TaskShape
+from torchemo.learners.gradient.inner import RULES, Adam, Rule
+from torchemo.learners.gradient.parts import Embedding, ImageEmbedding, PointEmbedding
 
 
 def build_learner(config: LearnerConfig, model: Model, tasks: TaskShape) -> Learner:

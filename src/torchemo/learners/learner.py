@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.emo import Bound
-from torchemo.inner import Adapted
-from torchemo.learners.loop import InnerLoop
-from torchemo.types import Batch, Params, Start
+from torchemo.core.types import Batch, Params, Start
+from torchemo.learners.gradient.inner import Adapted
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.memory.emo import Bound
 
 
 class Traits(NamedTuple):

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
+from torchemo.core.types import Model
 from torchemo.models.conv4 import Conv4
 from torchemo.models.lift import Lifted, lift
 from torchemo.models.mlp import MLP
 from torchemo.models.resnet12 import ResNet12
-from torchemo.types import Model
 
 MODELS: Mapping[str, Callable[..., Model]] = {
     "conv4": Conv4,

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.errors import ConfigError
-from torchemo.fused import conv_block, require, usable
+from torchemo.core.errors import ConfigError
+from torchemo.core.tree import task
+from torchemo.core.types import Params
+from torchemo.models.fused import conv_block, require, usable
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -23,8 +25,6 @@ from torchemo.models.layers import (
     zeros,
 )
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
-from torchemo.tree import task
-from torchemo.types import Params
 
 BLOCKS = 4
 
@@ -60,13 +60,13 @@ class Conv4:
         activation: ``relu``; smooth ones are for finite-difference checks.
         initializer: ``glorot`` (uniform) or ``kaiming`` (normal, fan in); biases start at 0.
         path: How the blocks are computed: ``fused`` compiled kernels, the ``reference`` of torch
-            operations, or ``auto``: fused where `torchemo.fused` can (one task at a time on a CPU, pooling,
-            ReLU, transductive normalisation), else the reference. The results agree up to rounding.
+            operations, or ``auto``: fused where `torchemo.models.fused` can (one task at a time on a CPU,
+            pooling, ReLU, transductive normalisation), else the reference. The results agree up to rounding.
         usage: Set by `at`.
 
     Example:
-        >>> from torchemo.rng import generator_for
-        >>> from torchemo.tree import expand
+        >>> from torchemo.core.rng import generator_for
+        >>> from torchemo.core.tree import expand
         >>> model = Conv4(5, image_size=16, filters=4)
         >>> params = expand(model.init(generator_for(0, "init")), 2)
         >>> model(params, torch.rand(2, 10, 3, 16, 16)).shape

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from torchemo.errors import ConfigError, DataError, ShapeError
-from torchemo.types import Params
+from torchemo.core.errors import ConfigError, DataError, ShapeError
+from torchemo.core.types import Params
 
 
 def check_examples(x: Tensor, example: Sequence[int], *, what: str) -> None:
@@ -61,7 +61,7 @@ def check_params(
             raise ShapeError(
                 f"{what}: parameter '{name}' should have shape {[tasks, *shape]}"
                 f" (task axis first), got {list(got)}.",
-                hint="Give the parameters a task axis with torchemo.tree.expand(params, tasks)."
+                hint="Give the parameters a task axis with torchemo.core.tree.expand(params, tasks)."
                 if no_axis
                 else "Use parameters of this very network, one row for each task of the inputs.",
             )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.types import Params
+from torchemo.core.types import Params
 
 Activation: TypeAlias = Literal["relu", "softplus", "tanh"]
 

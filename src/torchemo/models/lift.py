@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedParameter
 
-from torchemo.errors import ConfigError, ShapeError
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.types import Params
 from torchemo.models.inputs import check_params
-from torchemo.types import Params
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -35,8 +35,8 @@ def lift(module: nn.Module, head: str = "fc") -> "Lifted":
         ConfigError: If there is no such head, or if a layer keeps statistics or drops at random.
 
     Example:
-        >>> from torchemo.rng import generator_for
-        >>> from torchemo.tree import expand
+        >>> from torchemo.core.rng import generator_for
+        >>> from torchemo.core.tree import expand
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
         >>> model = lift(net, head="2")
         >>> model(expand(model.init(generator_for(0)), 2), torch.rand(2, 10, 3)).shape

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchemo.core.types import Params
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -18,7 +19,6 @@ from torchemo.models.layers import (
     truncated_normal,
     zeros,
 )
-from torchemo.types import Params
 
 INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], torch.Generator], Tensor]] = {
     "truncated": truncated_normal,
@@ -43,8 +43,8 @@ class MLP:
             start at 0.
 
     Example:
-        >>> from torchemo.rng import generator_for
-        >>> from torchemo.tree import expand
+        >>> from torchemo.core.rng import generator_for
+        >>> from torchemo.core.tree import expand
         >>> model = MLP()
         >>> params = expand(model.init(generator_for(0, "init")), 3)
         >>> model(params, torch.rand(3, 10, 1)).shape

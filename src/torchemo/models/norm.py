@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.errors import ConfigError, ShapeError
-from torchemo.fused import plain_autograd
+from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.types import Model, Params
+from torchemo.models.fused import plain_autograd
 from torchemo.models.inputs import check_choice, check_positive
-from torchemo.types import Model, Params
 
 Bn: TypeAlias = Literal[
     "transductive",

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.errors import ConfigError
-from torchemo.models.drop import DropConfig, drop_block, dropout
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Params
+from torchemo.models.dropout import DropConfig, drop_block, dropout
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     from_trunk,
@@ -21,7 +22,6 @@ from torchemo.models.layers import (
     zeros,
 )
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
-from torchemo.types import Params
 
 Widths: TypeAlias = tuple[int, int, int, int]
 

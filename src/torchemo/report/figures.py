@@ -12,9 +12,9 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_rgba
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from torchemo.report.collect import Curve
-from torchemo.report.memory_view import MemoryView
-from torchemo.report.samples import PointSample
+from torchemo.report.run.collect import Curve
+from torchemo.report.run.memory import MemoryView
+from torchemo.report.run.samples import PointSample
 from torchemo.report.svg import GRID, INK, MUTED, PAPER, SERIES, WIDTH, draw, short
 
 WINDOWS = 60

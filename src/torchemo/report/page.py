@@ -4,7 +4,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from torchemo.report.words import breakable, number, p_value
+from torchemo.report.format import breakable, number, p_value
 
 
 def render(template: str, **context: Any) -> str:

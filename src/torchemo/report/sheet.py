@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from torchemo.adaptation import Answers, query_pictures, support_classes
-from torchemo.data.decode import PictureForm, decode
+from torchemo.data.formats.images import PictureForm, decode
 from torchemo.data.listing import Picture
 from torchemo.report.page import render
+from torchemo.runs.adapt import Answers, query_pictures, support_classes
 
 SIDE = 128
 """Side of a picture on the sheet, in pixels; all of them are squeezed to it, as the network sees them."""

@@ -13,8 +13,8 @@ import numpy as np
 import safetensors
 import torch
 
-from torchemo.fused import status
-from torchemo.workers import usable_cores
+from torchemo.core.workers import usable_cores
+from torchemo.models.fused import status
 
 PACKAGES = (
     "torchemo",

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-from torchemo.errors import ConfigError, DataError, ResourceError
-from torchemo.runs.durable import StrPath, sync_folder
+from torchemo.core.errors import ConfigError, DataError, ResourceError
+from torchemo.runs.storage.durable import StrPath, sync_folder
 
 Event: TypeAlias = Mapping[str, Any]
 

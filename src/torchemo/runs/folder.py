@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from torchemo.errors import ResourceError
-from torchemo.runs import durable
-from torchemo.runs.durable import StrPath
+from torchemo.core.errors import ResourceError
+from torchemo.runs.storage import durable
+from torchemo.runs.storage.durable import StrPath
 
 
 @final

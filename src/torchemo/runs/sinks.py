@@ -4,9 +4,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
-from torchemo.errors import ConfigError
-from torchemo.runs.durable import StrPath
+from torchemo.core.errors import ConfigError
 from torchemo.runs.events import RESERVED, Event, plain
+from torchemo.runs.storage.durable import StrPath
 
 
 def numbers(event: Event) -> dict[str, float]:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from torchemo.errors import ResourceError, TorchemoError
-from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
+from torchemo.core.errors import ResourceError, TorchemoError
 from torchemo.runs.events import EventLog, JsonLines, read, truncate_after
 from torchemo.runs.folder import lock
-from torchemo.runs.history import latest, prune, rewind, sweep
 from torchemo.runs.signals import GracefulStop
+from torchemo.runs.storage.checkpoint import folder_of, load, publish, published, step_of, verify
+from torchemo.runs.storage.history import latest, prune, rewind, sweep
 
 
 def state(step):

@@ -15,9 +15,9 @@ import time
 import zipfile
 from pathlib import Path
 
-from torchemo.runs.checkpoint import load, verify
-from torchemo.runs.manifest import MAX_MANIFEST
-from torchemo.runs.tensorfile import MAX_HEADER
+from torchemo.runs.storage.checkpoint import load, verify
+from torchemo.runs.storage.manifest import MAX_MANIFEST
+from torchemo.runs.storage.tensorfile import MAX_HEADER
 
 
 def file(header, data=b""):

@@ -7,9 +7,9 @@ import struct
 import pytest
 import torch
 
-from torchemo.errors import CheckpointError
-from torchemo.runs.checkpoint import load, publish, step_folder, step_of, verify
-from torchemo.runs.history import latest
+from torchemo.core.errors import CheckpointError
+from torchemo.runs.storage.checkpoint import load, publish, step_folder, step_of, verify
+from torchemo.runs.storage.history import latest
 
 pytestmark = pytest.mark.faults
 

@@ -7,11 +7,11 @@ import warnings
 import pytest
 import torch
 
-from torchemo.errors import ResourceError
-from torchemo.runs.checkpoint import folder_of, publish, step_of, verify
+from torchemo.core.errors import ResourceError
 from torchemo.runs.events import EventLog, JsonLines, read
 from torchemo.runs.folder import RunFolder, lock
-from torchemo.runs.history import latest
+from torchemo.runs.storage.checkpoint import folder_of, publish, step_of, verify
+from torchemo.runs.storage.history import latest
 
 pytestmark = pytest.mark.faults
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import hostile
 import pytest
 
-from torchemo.errors import CheckpointError
-from torchemo.runs.checkpoint import load
+from torchemo.core.errors import CheckpointError
+from torchemo.runs.storage.checkpoint import load
 
 pytestmark = pytest.mark.faults
 

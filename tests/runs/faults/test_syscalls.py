@@ -8,11 +8,11 @@ import pytest
 import torch
 from syscall_tap import READS, Tap, power_cuts
 
-from torchemo.errors import ResourceError
-from torchemo.runs import durable
-from torchemo.runs.checkpoint import folder_of, load, publish, published, step_of, verify
+from torchemo.core.errors import ResourceError
 from torchemo.runs.events import EventLog, JsonLines, read, truncate_after
-from torchemo.runs.history import latest, prune, rewind, sweep
+from torchemo.runs.storage import durable
+from torchemo.runs.storage.checkpoint import folder_of, load, publish, published, step_of, verify
+from torchemo.runs.storage.history import latest, prune, rewind, sweep
 
 pytestmark = pytest.mark.faults
 

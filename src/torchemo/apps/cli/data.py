@@ -1,0 +1,318 @@
+"""``torchemo data``: which image sets there are, whether one fits, and packing one for quick use."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
+
+import tyro
+
+from torchemo.core.errors import DataError
+from torchemo.report.terminal import counted, print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from torchemo.data.check import CheckReport
+
+LISTED = 20
+"""Lines of one kind of trouble shown to people; --json lists all."""
+
+Source: TypeAlias = Annotated[Path, tyro.conf.arg(metavar="PATH")]
+
+
+@final
+@dataclass(frozen=True)
+class ListSets:
+    """List the embedded tasks and the image sets under a folder."""
+
+    data: Path | None = None
+    """Folder of image sets, or one image set; TORCHEMO_DATA by default."""
+    json: bool = False
+    """Print the list as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        given = self.data or os.environ.get("TORCHEMO_DATA")
+        found = [*_embedded(), *([] if not given else _below(Path(given)))]
+        if self.json:
+            print_json(found)
+            return 0
+        columns = ["source", "form", "classes", "train / val / test", "images"]
+        print_table("Where tasks can come from", columns, [_listed(one) for one in found])
+        if not given:
+            print("Image sets of yours: torchemo data list --data FOLDER, or set TORCHEMO_DATA.")
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class CheckSet:
+    """Decode every picture of an image set and say whether tasks can be drawn from it."""
+
+    path: tyro.conf.Positional[Source]
+    """Folder of class folders, zip of one, npz, packed set, or a published layout."""
+    n_way: int = 5
+    """Classes of a task, N."""
+    n_shot: int = 1
+    """Support pictures per class, K."""
+    n_query: int = 15
+    """Query pictures per class."""
+    image_size: int | None = None
+    """Side at which pictures are compared for duplicates."""
+    splits: Path | None = None
+    """A file of class splits; by default the one that lies with the data, or the data's own."""
+    scheme: str | None = None
+    """Which splits to take, where the file holds several."""
+    json: bool = False
+    """Print the report as JSON."""
+
+    def run(self) -> int:
+        """Run the command; 3 if the set does not fit."""
+        from torchemo.data.check import check
+        from torchemo.data.episodes import EpisodeSpec
+        from torchemo.data.load import splits_for
+
+        spec = EpisodeSpec(self.n_way, self.n_shot, self.n_query)
+        (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
+        with counted("checking") as progress:
+            report = check(
+                self.path,
+                spec,
+                splits=splits,
+                image_size=self.image_size,
+                progress=progress,
+            )
+        tasks = f"{self.n_way}-way {self.n_shot}-shot + {self.n_query} query"
+        if self.json:
+            print_json({"path": str(self.path), "tasks": tasks, **_plain(report)})
+        else:
+            _show(report, self.path, tasks)
+        return 0 if report.ok else DataError.exit_code
+
+
+@final
+@dataclass(frozen=True)
+class PackSet:
+    """Decode an image set once into one memory-mapped file with checksums."""
+
+    path: tyro.conf.Positional[Source]
+    """What to pack: any form that ``data check`` reads."""
+    out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
+    """The folder to make."""
+    image_size: int | None = None
+    """Side of the pictures; the size they have by default."""
+    channels: Literal[1, 3] | None = None
+    """1 for grey, 3 for colour; as the first picture by default."""
+    skip_bad: bool = False
+    """Leave out pictures that cannot be read, and name them."""
+    splits: Path | None = None
+    """A file of class splits; by default the one that lies with the data, or the data's own."""
+    scheme: str | None = None
+    """Which splits to take, where the file holds several."""
+    json: bool = False
+    """Print what was packed as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.data.load import find, splits_for
+        from torchemo.data.packed import pack
+
+        (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
+        listing = find(self.path, splits=splits)
+        with counted("packing") as progress:
+            report = pack(
+                listing,
+                self.out,
+                image_size=self.image_size,
+                channels=self.channels,
+                skip_bad=self.skip_bad,
+                progress=progress,
+            )
+        if self.json:
+            skipped = [bad._asdict() for bad in report.skipped]
+            print_json({**report._asdict(), "path": str(report.path), "skipped": skipped})
+        else:
+            _print_some("left out", [bad.reason for bad in report.skipped])
+            print(f"{report.path}: {report.images} pictures of {report.classes} classes")
+            print(f"train with: torchemo train --data {report.path} --out RUN")
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class DataCommand:
+    """Image sets: list what there is, check one, pack one."""
+
+    action: (
+        Annotated[ListSets, tyro.conf.subcommand("list")]
+        | Annotated[CheckSet, tyro.conf.subcommand("check")]
+        | Annotated[PackSet, tyro.conf.subcommand("pack")]
+    )
+
+    def run(self) -> int:
+        """Run the chosen command."""
+        return self.action.run()
+
+
+# -- list ----------------------------------------------------------------------------------------
+
+
+def _embedded() -> list[dict[str, Any]]:
+    from collections import Counter
+
+    from torchemo.config.run import DataConfig
+    from torchemo.data.splits import Proportions, proportional
+    from torchemo.data.synthetic.families import WORLDS
+    from torchemo.data.synthetic.regression import FAMILIES
+
+    names = [str(c) for c in range(DataConfig().classes_per_family)]
+    splits = Counter(
+        s for w in WORLDS for s in proportional(names, Proportions(), domain=w).values()
+    )
+    form = f"embedded synthetic pictures, {len(WORLDS)} domains"
+    found = [_entry("procedural", form, classes=splits.total(), splits=dict(splits))]
+    for group, families in FAMILIES.items():
+        form = f"embedded regression: {', '.join(family.name for family in families)}"
+        found.append(_entry(f"regression:{group}", form))
+    return found
+
+
+def _below(root: Path) -> list[dict[str, Any]]:
+    from torchemo.data.listing import SPLIT_FOLDERS
+    from torchemo.data.packed import is_packed
+
+    if not root.exists():
+        raise DataError(
+            f"{root}: there is no such file or folder.", hint="Check --data or TORCHEMO_DATA."
+        )
+    inside = [] if root.is_file() else sorted(root.iterdir())
+    if root.is_file() or is_packed(root) or any(p.name.lower() in SPLIT_FOLDERS for p in inside):
+        return [_describe(root)]
+    found = [
+        _describe(path)
+        for path in inside
+        if not path.name.startswith(".") and (path.is_dir() or path.suffix in (".zip", ".npz"))
+    ]
+    # Class folders are no sets of their own: then the folder itself may be one.
+    return found if any(one["error"] is None for one in found) else [_describe(root)]
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    from torchemo.data.load import find
+    from torchemo.data.splits import SplitFile, schemes_for
+
+    beside = path.parent / "splits.json"
+    try:
+        schemes = list(schemes_for(beside, data_name=path.name)) if beside.is_file() else []
+        splits = SplitFile(beside, schemes[0]) if len(schemes) > 1 else None
+        listing = find(path, splits=splits)
+    except DataError as error:
+        return _entry(str(path), "", error=error.message)
+    held = [c.split for c in listing.classes]
+    return _entry(
+        str(path),
+        listing.layout,
+        classes=len(held),
+        images=listing.total,
+        splits={str(split): held.count(split) for split in dict.fromkeys(held)},
+        schemes=schemes if len(schemes) > 1 else [],
+    )
+
+
+def _entry(
+    source: str,
+    form: str,
+    *,
+    classes: int | None = None,
+    images: int | None = None,
+    splits: dict[str, int] | None = None,
+    schemes: list[str] | None = None,
+    error: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "form": form,
+        "classes": classes,
+        "images": images,
+        "splits": splits or {},
+        "schemes": schemes or [],
+        "error": error,
+    }
+
+
+def _listed(one: dict[str, Any]) -> list[str]:
+    if one["error"] is not None:
+        return [one["source"], f"cannot be used: {one['error']}", "", "", ""]
+    form = one["form"]
+    if one["schemes"]:
+        form += f"; splits of '{one['schemes'][0]}', there are {', '.join(one['schemes'])}"
+    counts = " / ".join(str(one["splits"].get(split, 0)) for split in ("train", "val", "test"))
+    numbers = ("" if one[key] is None else str(one[key]) for key in ("classes", "images"))
+    classes, images = numbers
+    return [one["source"], form, classes, counts if one["splits"] else "", images or "drawn"]
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+def _plain(report: "CheckReport") -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "form": report.layout,
+        "domains": [domain._asdict() for domain in report.domains],
+        "bad": [bad._asdict() for bad in report.bad],
+        "small": [small._asdict() for small in report.small],
+        "duplicates": [
+            {**one._asdict(), "across_splits": one.across_splits} for one in report.duplicates
+        ],
+        "colliding": [list(names) for names in report.colliding],
+        "problems": list(report.problems),
+        "absent_splits": _absent(report),
+    }
+
+
+def _absent(report: "CheckReport") -> list[str]:
+    return [
+        split
+        for split in ("train", "val", "test")
+        if not any(domain.classes.get(split, 0) for domain in report.domains)
+    ]
+
+
+def _show(report: "CheckReport", path: Path, tasks: str) -> None:
+    rows = [
+        [
+            domain.domain,
+            " / ".join(str(domain.classes.get(split, 0)) for split in ("train", "val", "test")),
+            str(domain.images),
+            f"{domain.smallest} to {domain.largest}",
+        ]
+        for domain in report.domains
+    ]
+    columns = ["domain", "classes: train / val / test", "images", "per class"]
+    print_table(f"{path}: {report.layout}", columns, rows)
+    _print_some("bad picture", [bad.reason for bad in report.bad])
+    _print_some(
+        "small class",
+        [f"{s.name} has {s.images} images, {s.needed} are needed" for s in report.small],
+    )
+    leaks = [d for d in report.duplicates if d.across_splits]
+    _print_some(
+        "in two splits",
+        [f"{d.first} ({d.first_split}) and {d.second} ({d.second_split})" for d in leaks],
+    )
+    _print_some("same name", [", ".join(names) for names in report.colliding])
+    if len(report.duplicates) > len(leaks):
+        twice = len(report.duplicates) - len(leaks)
+        print(f"{twice} {'picture is' if twice == 1 else 'pictures are'} there twice in one split")
+    for split in _absent(report):
+        print(f"no class has split {split}: training needs train, val and test")
+    _print_some("problem", list(report.problems))
+    verdict = "can be drawn" if report.ok else "do not fit until this is mended"
+    print(f"{'ok' if report.ok else 'not ok'}: {tasks} tasks {verdict}")
+
+
+def _print_some(what: str, lines: list[str]) -> None:
+    for line in lines[:LISTED]:
+        print(f"{what}: {printable(line)}")
+    if len(lines) > LISTED:
+        print(f"{what}: and {len(lines) - LISTED} more (--json lists all)")

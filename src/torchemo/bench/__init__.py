@@ -1,6 +1,0 @@
-"""Speed: measured against other packages, against the machine's limit, and against size.
-
-`torchemo bench` is the command. Every case runs in a fresh process (`torchemo.bench.process`), its variants
-are interleaved (`torchemo.bench.clock`), and whole records are written with their environment
-(`torchemo.bench.record`).
-"""

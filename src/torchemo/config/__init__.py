@@ -1,0 +1,1 @@
+"""A run's options, presets and TOML; needs no torch."""

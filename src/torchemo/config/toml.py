@@ -1,0 +1,173 @@
+"""Configs as TOML: written in full, read strictly, with a suggestion for every misspelt key."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from torchemo.core.errors import ConfigError
+
+T = TypeVar("T")
+
+UNSET = "unset"
+"""How an option that is None is written."""
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Turn nested dataclasses into plain values; None becomes ``UNSET``, as TOML has no null."""
+    plain: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            plain[field.name] = to_dict(value)
+        elif value is None:
+            plain[field.name] = UNSET
+        else:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def dumps(config: Any) -> str:
+    """Write a config as TOML.
+
+    Example:
+        >>> from torchemo.config.run import TrainConfig
+        >>> print(dumps(TrainConfig(iterations=5)).splitlines()[0])
+        iterations = 5
+    """
+    return tomli_w.dumps(to_dict(config))
+
+
+def loads(text: str, kind: type[T], *, where: str, base: T | None = None) -> T:
+    """Read a config from TOML; keys that are not given keep their defaults.
+
+    Args:
+        text: The TOML.
+        kind: The dataclass to make.
+        where: Name of the file, for messages.
+        base: What keys that are not given keep instead of the defaults.
+
+    Raises:
+        ConfigError: The text is not TOML, a key is unknown, or a value has the wrong type.
+    """
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not a TOML file: {error}.") from error
+    return from_dict(given if base is None else _over(to_dict(base), given), kind, where=where)
+
+
+def load(path: Path, kind: type[T], *, base: T | None = None) -> T:
+    """Read a config file; see `loads`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not a text file that can be read ({error}).") from error
+    return loads(text, kind, where=str(path), base=base)
+
+
+def override(plain: dict[str, Any], option: str) -> None:
+    """Set ``a.b.c=value`` in nested plain values; the value is read as TOML, or taken as text.
+
+    Example:
+        >>> plain = {"train": {"iterations": 1}}
+        >>> override(plain, "train.iterations=5")
+        >>> plain
+        {'train': {'iterations': 5}}
+    """
+    path, equals, text = option.partition("=")
+    if not equals:
+        raise ConfigError(f"option '{option}' should be KEY=VALUE, such as train.iterations=500.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, name = path.split(".")
+    place = plain
+    for table in tables:
+        inner = place.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"option '{path}': '{table}' is not a group of options.")
+        place = inner
+    place[name] = value
+
+
+def _over(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in given.items():
+        inner = merged.get(key)
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            value = _over(inner, value)
+        merged[key] = value
+    return merged
+
+
+def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str = "") -> T:
+    """Make a dataclass from plain values, strictly."""
+    hints = _hints(kind)  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean '{path}{near[0]}'?" if near else f"Known: {', '.join(known)}."
+            raise ConfigError(f"{where}: unknown option '{path}{key}'.", hint=hint)
+    made = {
+        name: _value(value, hints[name], where=where, path=f"{path}{name}")
+        for name, value in given.items()
+    }
+    return kind(**made)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(value: Any, hint: Any, *, where: str, path: str) -> Any:
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: '{path}' should be a table, got {value!r}.")
+        return from_dict(value, hint, where=where, path=f"{path}.")  # type: ignore[arg-type]
+    if value == UNSET and NoneType in get_args(hint):
+        return None
+    if get_origin(hint) is tuple and isinstance(value, list):
+        value = tuple(value)
+    if not _fits(value, hint):
+        raise ConfigError(f"{where}: '{path}' should be {_words(hint)}, got {value!r}.")
+    return float(value) if hint is float else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint) and type(value) in {type(v) for v in get_args(hint)}
+    if origin is tuple:
+        parts = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if len(parts) == 2 and parts[1] is ...:
+            return all(_fits(v, parts[0]) for v in value)
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(part) for part in get_args(hint))
+    return f"'{UNSET}'" if hint is NoneType else getattr(hint, "__name__", str(hint))

@@ -1,0 +1,1 @@
+"""Types, errors and pure helpers that every part shares."""

@@ -1,0 +1,92 @@
+"""Algebra on named tensors, ``dict[str, Tensor]``: the parameter convention of ``torch.func``."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchemo.core.errors import ShapeError
+from torchemo.core.types import Params
+
+
+def tree_map(function: Callable[..., Tensor], first: Params, *rest: Params) -> Params:
+    """Apply ``function`` to the tensors of the same name in all trees."""
+    return {name: function(value, *(tree[name] for tree in rest)) for name, value in first.items()}
+
+
+def expand(params: Params, tasks: int) -> Params:
+    """Give every tensor a leading task axis without copying: ``[*shape] -> [B, *shape]``."""
+    return tree_map(lambda p: p.expand(tasks, *p.shape), params)
+
+
+def task(params: Params, b: int) -> Params:
+    """Take task ``b`` and keep its axis: ``[B, *shape] -> [1, *shape]``."""
+    return tree_map(lambda p: p[b : b + 1], params)
+
+
+def cat(trees: Sequence[Params]) -> Params:
+    """Join trees of single tasks along the task axis, in order."""
+    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def select(params: Params, names: Iterable[str]) -> Params:
+    """Keep the named tensors, in the order of ``names``."""
+    return {name: params[name] for name in names}
+
+
+def detach(params: Params) -> Params:
+    """Cut every tensor from its graph."""
+    return tree_map(torch.Tensor.detach, params)
+
+
+def leaves(params: Params) -> Params:
+    """Copy every tensor into a fresh leaf of the graph (its gradient can be asked for)."""
+    return tree_map(lambda p: p.detach().clone().requires_grad_(), params)
+
+
+def norms(params: Params) -> Tensor:
+    """Return the Euclidean norm of each task's parameters, ``[B]``."""
+    return torch.stack([_rows(p).square().sum(1) for p in params.values()]).sum(0).sqrt()
+
+
+def flatten(params: Params) -> Tensor:
+    """Lay each task's tensors end to end: ``[B, P]``."""
+    return torch.cat([_rows(p) for p in params.values()], dim=1)
+
+
+def is_finite(params: Params) -> Tensor:
+    """Say for each task whether all its numbers are finite: bool ``[B]``."""
+    return torch.stack([_rows(p).isfinite().all(1) for p in params.values()]).all(0)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    # Not flatten(1): a parameter may be a single number, [B] with its task axis.
+    return tensor.reshape(tensor.shape[0], tensor.shape[1:].numel())
+
+
+def check_same_structure(
+    expected: Mapping[str, torch.Size], got: Params, *, what: str, leading: int = 1
+) -> None:
+    """Raise `ShapeError` naming the first tensor whose name or shape differs.
+
+    Args:
+        expected: Shapes by name, without the ``leading`` axes.
+        got: Tensors with ``leading`` extra axes in front.
+        what: What the tensors are, for the message.
+        leading: How many leading axes to ignore.
+    """
+    missing = [name for name in expected if name not in got]
+    extra = [name for name in got if name not in expected]
+    if missing or extra:
+        raise ShapeError(
+            f"{what}: expected tensors {sorted(expected)}, got {sorted(got)}"
+            f" (missing {missing}, unexpected {extra}).",
+            hint="Use the same network, and the same set of adapted tensors, as before.",
+        )
+    for name, shape in expected.items():
+        if got[name].shape[leading:] != shape:
+            raise ShapeError(
+                f"{what}: tensor '{name}' should have shape {list(shape)},"
+                f" got {list(got[name].shape[leading:])}.",
+                hint="Use the same network, and the same set of adapted tensors, as before.",
+            )

@@ -1,0 +1,1 @@
+"""Readers of single file formats, without a dataset's layout."""

@@ -1,0 +1,248 @@
+"""From a picture file to pixels: every picture is treated as if a stranger had made it."""
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+from jaxtyping import UInt8
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from torchemo.core.errors import ConfigError, DataError
+
+Resample: TypeAlias = Literal["lanczos", "box"]
+Box: TypeAlias = tuple[int, int, int, int]
+"""Left, upper, right, lower: the part of the picture to keep, in pixels."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+MAX_PIXELS = 50_000_000
+MIN_SIDE = 4
+
+_FILTERS = {"lanczos": Image.Resampling.LANCZOS, "box": Image.Resampling.BOX}
+
+
+class PictureKind(NamedTuple):
+    """What a picture is before it is brought into form."""
+
+    height: int
+    width: int
+    channels: int
+
+
+@final
+@dataclass(frozen=True)
+class PictureForm:
+    """The form every picture of a set is brought into.
+
+    Reading: the whole picture is resized, without crop, so that its sides may change their ratio; that
+    is how the published few-shot sets were made. Transparent parts are shown on white.
+    """
+
+    height: int
+    width: int
+    channels: int = 3
+    """1 (grey) or 3 (red, green, blue)."""
+    resample: Resample = "lanczos"
+    """``lanczos`` as in the published sets, ``box`` for the mean over an area."""
+    resize: bool = True
+    """False refuses pictures of another size instead of resizing them."""
+    invert: bool = False
+    """Swap dark and light (Omniglot: ink becomes 255)."""
+    max_pixels: int = MAX_PIXELS
+    """Pictures that declare more pixels are refused before they are decoded."""
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1:
+            raise ConfigError(
+                f"a picture needs at least one pixel, got {self.height}x{self.width}."
+            )
+        if self.channels not in (1, 3):
+            raise ConfigError(f"a picture has 1 or 3 channels, got {self.channels}.")
+        if self.resample not in _FILTERS:
+            raise ConfigError(f"resample is one of {', '.join(_FILTERS)}, got {self.resample!r}.")
+
+
+def decode(
+    source: bytes | NDArray[Any], form: PictureForm, *, name: str, box: Box | None = None
+) -> UInt8[np.ndarray, "c h w"]:
+    """Decode one picture in full and bring it into form.
+
+    Args:
+        source: An encoded picture, or pixels uint8 ``[h, w]`` or ``[h, w, channels]``.
+        form: What comes out.
+        name: How to name the picture in an error.
+        box: Part of the picture to keep, after its orientation was corrected.
+
+    Returns:
+        Pixels uint8 ``[channels, height, width]``.
+
+    Raises:
+        DataError: The picture is damaged, too large, of another format, or animated.
+    """
+    if isinstance(source, np.ndarray) and box is None and _in_form(source, form):
+        pixels = source
+    else:
+        image = _load(source, form.max_pixels, name=name)
+        image = image if box is None else image.crop(_inside(box, image.size, name=name))
+        image = _on_white(_resized(image, form, name=name))
+        mode = "L" if form.channels == 1 else "RGB"
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    pixels = 255 - pixels if form.invert else pixels
+    return np.ascontiguousarray(pixels.reshape(form.height, form.width, -1).transpose(2, 0, 1))
+
+
+def inspect(
+    source: bytes | NDArray[Any], *, name: str, max_pixels: int = MAX_PIXELS
+) -> PictureKind:
+    """Return the size and the number of channels (1 or 3) of a picture as it is."""
+    image = _load(source, max_pixels, name=name)
+    return PictureKind(image.height, image.width, 1 if image.mode == "L" else 3)
+
+
+def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.Image:
+    """Return a picture the right way up, in mode L, RGB or RGBA."""
+    if isinstance(source, np.ndarray):
+        return _from_pixels(source, name=name)
+    # Size is judged below, by our own cap; damaged metadata beside good pixels is no reason to stop.
+    with _quiet():
+        try:
+            with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+                _check_header(image, max_pixels, name=name)
+                image.load()
+                return _plain(_upright(image), name=name)
+        except DataError:
+            raise
+        except Image.DecompressionBombError as error:
+            raise _too_large(name, max_pixels) from error
+        except UnidentifiedImageError as error:
+            found = "is empty" if not source else f"is no readable {'/'.join(FORMATS)} picture"
+            raise DataError(f"{name}: {found}.", hint="Replace or remove the file.") from error
+        except Exception as error:
+            # A decoder fed with hostile bytes may raise anything; whatever it is, this file caused it.
+            raise DataError(
+                f"{name}: cannot be decoded ({error or type(error).__name__}).",
+                hint="Replace or remove the file, or leave bad pictures out (--skip-bad).",
+            ) from error
+
+
+class _Quiet:
+    """Warnings are a setting of the process, and pictures are decoded in threads: count who needs silence."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.filters = warnings.catch_warnings()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self.lock:
+            if self.inside == 0:
+                self.filters = warnings.catch_warnings()
+                self.filters.__enter__()
+                warnings.simplefilter("ignore")
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if self.inside == 0:
+                    self.filters.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
+def _check_header(image: Image.Image, max_pixels: int, *, name: str) -> None:
+    if image.width * image.height > max_pixels:
+        raise _too_large(name, max_pixels)
+    if min(image.size) < MIN_SIDE:
+        raise DataError(
+            f"{name}: is {image.height}x{image.width} pixels, too small to show anything."
+        )
+    # A JPEG with several frames (MPO) is one photograph with previews: its first frame is the picture.
+    frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise DataError(
+            f"{name}: is animated ({frames} frames); a picture has one.",
+            hint="Save the frames you mean as single pictures.",
+        )
+
+
+def _too_large(name: str, max_pixels: int) -> DataError:
+    return DataError(
+        f"{name}: declares more than {max_pixels} pixels.",
+        hint="Scale the picture down before using it.",
+    )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image  # not even copied, as most pictures are so
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        # Orientation is a note beside the pixels: an unreadable note means the picture as it lies.
+        return image
+
+
+def _plain(image: Image.Image, *, name: str) -> Image.Image:
+    if image.mode.startswith("I"):
+        # Sixteen bits per pixel; Pillow would clip at 255 instead of scaling.
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        return image.convert("RGBA")
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "1":
+        return image.convert("L")
+    if image.mode in ("P", "CMYK", "YCbCr"):
+        return image.convert("RGB")
+    raise DataError(f"{name}: has the unknown colour mode {image.mode}.")
+
+
+def _from_pixels(pixels: NDArray[Any], *, name: str) -> Image.Image:
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or pixels.shape[2:] == (3,)):
+        raise DataError(
+            f"{name}: pixels should be uint8 of shape [h, w], [h, w, 1] or [h, w, 3],"
+            f" got {pixels.dtype} of shape {list(pixels.shape)}."
+        )
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def _in_form(pixels: NDArray[Any], form: PictureForm) -> bool:
+    planes = () if form.channels == 1 and pixels.ndim == 2 else (form.channels,)
+    return pixels.dtype == np.uint8 and pixels.shape == (form.height, form.width, *planes)
+
+
+def _resized(image: Image.Image, form: PictureForm, *, name: str) -> Image.Image:
+    if image.size == (form.width, form.height):
+        return image
+    if not form.resize:
+        raise DataError(
+            f"{name}: is {image.height}x{image.width} pixels,"
+            f" the pictures before it are {form.height}x{form.width}.",
+            hint="Choose --image-size to bring all pictures to one size.",
+        )
+    return image.resize((form.width, form.height), _FILTERS[form.resample])
+
+
+def _inside(box: Box, size: tuple[int, int], *, name: str) -> Box:
+    left, upper, right, lower = box
+    inner = (max(0, left), max(0, upper), min(size[0], right), min(size[1], lower))
+    if inner[0] >= inner[2] or inner[1] >= inner[3]:
+        raise DataError(f"{name}: the box {box} lies outside the picture of {size[0]}x{size[1]}.")
+    return inner
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if image.mode != "RGBA":
+        return image
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -1,0 +1,163 @@
+"""Where tasks come from: embedded pictures, embedded regression, or image sets on disk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast, final, runtime_checkable
+
+from torchemo.config.run import DataConfig
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Episode, TaskShape
+from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
+from torchemo.data.index import SPLITS, ClassIndex, merge
+from torchemo.data.load import load, splits_for
+from torchemo.data.synthetic.pictures import procedural
+from torchemo.data.synthetic.regression import FAMILIES, Group, RegressionSpec, sample_regression
+
+PROCEDURAL = "procedural"
+REGRESSION = "regression:"
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """Tasks of three splits; episode i of a split under a seed never changes."""
+
+    @property
+    def shape(self) -> TaskShape:
+        """What the tasks look like."""
+        ...
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the domains that `Episode.domain` counts."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything the tasks depend on."""
+        ...
+
+    def sample(
+        self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
+    ) -> Episode:
+        """Return episodes ``start .. start + count - 1`` of a split."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class PictureTasks:
+    """N-way K-shot tasks from classes of pictures."""
+
+    index: ClassIndex
+    spec: EpisodeSpec
+
+    @property
+    def shape(self) -> TaskShape:
+        """Classification of pictures."""
+        spec = self.spec
+        return TaskShape(
+            "classification",
+            self.index.shape,
+            spec.n_way,
+            n_shot=spec.n_shot,
+            n_query=spec.n_query,
+        )
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the image sets."""
+        return self.index.domains
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of pictures, classes and splits."""
+        return self.index.fingerprint()
+
+    def sample(
+        self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
+    ) -> Episode:
+        """Draw tasks; turned classes are for training only."""
+        turned = self.spec.rotations and split == "train"
+        spec = replace(self.spec, rotations=turned, n_query=n_query or self.spec.n_query)
+        return sample_episodes(self.index, spec, seed=seed, split=split, start=start, count=count)
+
+
+@final
+@dataclass(frozen=True)
+class RegressionTasks:
+    """Tasks from families of functions."""
+
+    spec: RegressionSpec
+
+    @property
+    def shape(self) -> TaskShape:
+        """Regression of one number."""
+        spec = self.spec
+        return TaskShape(
+            "regression", (spec.input_dim,), 1, n_shot=spec.n_shot, n_query=spec.n_query
+        )
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the families."""
+        return self.spec.families
+
+    @property
+    def fingerprint(self) -> str:
+        """The families are formulas: their description is their digest."""
+        return repr(self.spec)
+
+    def sample(
+        self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
+    ) -> Episode:
+        """Draw tasks."""
+        spec = replace(self.spec, n_query=n_query or self.spec.n_query)
+        return sample_regression(spec, seed, split=split, start=start, count=count)
+
+
+def open_source(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> TaskSource:
+    """Open what ``config.source`` names and check that the tasks fit.
+
+    Args:
+        config: Which tasks.
+        needed: Splits that tasks will be drawn from; training needs all three.
+
+    Raises:
+        DataError: Something cannot be read, or a class is too small; names it.
+    """
+    if any(name.startswith(REGRESSION) for name in config.source):
+        return _regression(config)
+    spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)
+    tasks = PictureTasks(_pictures(config), spec)
+    for split in needed:
+        check_fits(tasks.index, spec, split=split)
+    return tasks
+
+
+def _regression(config: DataConfig) -> RegressionTasks:
+    group = config.source[0].removeprefix(REGRESSION)
+    if len(config.source) > 1 or group not in FAMILIES:
+        raise ConfigError(
+            f"data.source: unknown regression tasks {list(config.source)}.",
+            hint=f"One of: {', '.join(REGRESSION + name for name in FAMILIES)}.",
+        )
+    n_shot = config.n_shot if config.n_shot > 1 else 10
+    return RegressionTasks(RegressionSpec(cast(Group, group), n_shot, config.n_query))
+
+
+def _pictures(config: DataConfig) -> ClassIndex:
+    if config.source == (PROCEDURAL,):
+        return procedural(
+            image_size=config.image_size, classes_per_family=config.classes_per_family
+        )
+    if PROCEDURAL in config.source:
+        raise ConfigError("data.source: 'procedural' does not go together with image sets.")
+    file = None if config.splits is None else Path(config.splits)
+    sets = [
+        load(path, image_size=config.image_size, channels=config.channels, splits=splits)
+        for path, splits in zip(
+            config.source, splits_for(config.source, file=file, scheme=config.scheme), strict=True
+        )
+    ]
+    return sets[0] if len(sets) == 1 else merge(sets)

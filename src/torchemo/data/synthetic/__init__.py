@@ -1,0 +1,1 @@
+"""Tasks that need no download: drawn images and families of curves."""

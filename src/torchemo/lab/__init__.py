@@ -1,0 +1,1 @@
+"""Studies of the paper, benchmarks, demo and machine check; nothing else imports it."""

@@ -1,0 +1,127 @@
+"""What a study is: cells to run, contrasts to draw between them, and how to show them. No torch here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from torchemo.lab.study.paper.published import Published
+from torchemo.lab.study.scales import Scale
+
+LITERAL, MENDED, OURS = "literal", "mended", "ours"
+"""Readings of EMO: as printed; the same with what R1 shows to break it mended; consolidated slots."""
+
+Role: TypeAlias = Literal["base", "emo", "control"]
+Expectation: TypeAlias = Literal["better", "worse", "no better", "shown"]
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One method of a study, trained once per seed.
+
+    Attributes:
+        name: Its name in the entry.
+        title: How it is shown.
+        preset: The preset it starts from.
+        role: base: no memory. emo: with memory. control: an ``emo`` cell with one thing broken.
+        options: Options of the configuration on top of preset and scale.
+        world: What it is trained and tested on (`Scale.worlds`).
+        tests: Further worlds it is tested on, or `torchemo.lab.study.scales.SEEN`.
+        n_shot: K.
+        of: It takes the rates chosen for this cell, as controls do; others choose their own on a grid.
+        missing: Why it cannot be run, if it cannot.
+        grid: Rates among which it chooses, as options, where those of the scale do not fit; a single one
+            was chosen elsewhere.
+        reading: Which reading of EMO it has, where its preset does not say so (`MENDED`).
+    """
+
+    name: str
+    title: str
+    preset: str
+    role: Role
+    options: tuple[str, ...] = ()
+    world: str = "mixed"
+    tests: tuple[str, ...] = ()
+    n_shot: int = 1
+    of: str | None = None
+    missing: str | None = None
+    grid: tuple[tuple[str, ...], ...] = ()
+    reading: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Contrast:
+    """One cell against another on the same tasks: ``cell`` minus ``against``.
+
+    Attributes:
+        name: Its name in the entry.
+        cell: The first.
+        against: The second.
+        expect: What the paper says of the first: better, worse, no better; ``shown`` claims nothing.
+        test: World of the test tasks, or `SEEN`; None for the cells' own.
+        step: Inner steps of the first; None for all.
+        against_step: Inner steps of the second; None for all.
+        paper: The paper's difference in points, oriented so that positive is better.
+        claims: Claims C1 .. C7 it bears on.
+    """
+
+    name: str
+    cell: str
+    against: str
+    expect: Expectation = "shown"
+    test: str | None = None
+    step: int | None = None
+    against_step: int | None = None
+    paper: float | None = None
+    claims: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """A table or a figure of the paper as a study.
+
+    Attributes:
+        name: T1 .. T9, F1 .. F7; R1 to R7 are our own.
+        title: What it is about.
+        says: What the paper says, one sentence.
+        published: The paper's own numbers.
+        cells: Cells at a scale.
+        contrasts: Contrasts at a scale.
+        figure: How it is drawn.
+        measure: score: test tasks. cost: parameters, bytes and time, without training.
+        scales: Where it can be run: ``scale/tasks``.
+        note: What a reader must know about our version of it.
+        seeds: Training seeds, where they are not those of the scale.
+        test_seed: Which test tasks; all entries share those of 0 unless they must not.
+    """
+
+    name: str
+    title: str
+    says: str
+    published: Published
+    cells: Callable[[Scale], tuple[Cell, ...]]
+    contrasts: Callable[[Scale], tuple[Contrast, ...]]
+    figure: Literal["forest", "steps", "sweep", "matrix", "curves", "bars"]
+    measure: Literal["score", "cost"] = "score"
+    scales: tuple[str, ...] = (
+        "smoke/pictures",
+        "smoke/regression",
+        "cpu/pictures",
+        "cpu/regression",
+        "paper/pictures",
+    )
+    note: str = ""
+    seeds: tuple[int, ...] | None = None
+    test_seed: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """What it is about, as it is shown: who says so, if it is the paper."""
+        return f"The paper: {self.says}" if self.in_paper else self.says
+
+    @property
+    def in_paper(self) -> bool:
+        """Whether it is a table or a figure of the paper."""
+        return self.name[0] in "TF"

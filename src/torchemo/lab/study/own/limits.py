@@ -1,0 +1,175 @@
+"""R4 and R5: how few inner steps memory needs, and how much there is for it to gain. Not in the paper."""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+from torchemo.lab.study.entry import Cell, Contrast, Entry
+from torchemo.lab.study.own.fresh import LONGER, chosen_rates, longer_options
+from torchemo.lab.study.paper.cells import LEARNERS, base_cell, our_cell
+from torchemo.lab.study.paper.published import Published
+from torchemo.lab.study.scales import FOUR, Scale, outer_rate
+
+IN_ONE_STEP = " in one step"
+
+Points: TypeAlias = tuple[tuple[str, ...], ...]
+"""Rates to choose among, as options."""
+
+
+def _rates(*inner: float, outer: tuple[float, ...]) -> Points:
+    return tuple((f"learner.inner_lr={a}", *outer_rate(b)) for b in outer for a in inner)
+
+
+def _ranges(*inner: tuple[float, float], outer: tuple[float, ...]) -> Points:
+    return tuple(
+        (f"learner.rate_init=[{low}, {high}]", *outer_rate(b)) for b in outer for low, high in inner
+    )
+
+
+_ONE_STEP: MappingProxyType[str, Points] = MappingProxyType(
+    {
+        "cpu/pictures": _rates(0.1, 0.3, 1.0, 3.0, outer=(0.006,)),
+        "cpu/regression": _rates(0.003, 0.01, 0.03, outer=(0.012, 0.024)),
+    }
+)
+_ONE_STEP_META_SGD: MappingProxyType[str, Points] = MappingProxyType(
+    {
+        "cpu/pictures": _ranges((0.05, 0.15), (0.15, 0.45), (0.5, 1.5), (1.5, 4.5), outer=(0.006,)),
+        "cpu/regression": _ranges(
+            (0.001, 0.005), (0.003, 0.015), (0.01, 0.05), outer=(0.006, 0.012)
+        ),
+    }
+)
+"""Rates for a single step, which has to go as far as several: those that T1 chose, and higher inner ones."""
+
+
+def _one_step_grid(scale: Scale, learner: str) -> Points:
+    known = _ONE_STEP_META_SGD if learner == "meta-sgd" else _ONE_STEP
+    # Scale smoke chooses nothing that matters.
+    return known.get(f"{scale.name}/{scale.tasks}", scale.own_grids.get(learner, scale.grid))
+
+
+def _one_step_cells(scale: Scale) -> tuple[Cell, ...]:
+    found: list[Cell] = []
+    for learner in LEARNERS:
+        base = base_cell(learner)
+        found.append(replace(base, grid=(chosen_rates(scale, learner),)))
+        found += [
+            replace(
+                cell,
+                name=f"{cell.name}{IN_ONE_STEP}",
+                title=f"{cell.title}, one inner step",
+                options=("learner.steps=1",),
+                grid=_one_step_grid(scale, learner),
+            )
+            for cell in (base, our_cell(learner))
+        ]
+    return tuple(found)
+
+
+def _one_step_contrasts(scale: Scale) -> tuple[Contrast, ...]:
+    found: list[Contrast] = []
+    for learner in LEARNERS:
+        ours, alone = f"{learner}-emo{IN_ONE_STEP}", f"{learner}{IN_ONE_STEP}"
+        found += [
+            Contrast(f"{ours} vs {learner}", ours, learner, "better", claims=("C2",)),
+            Contrast(f"{ours} vs {alone}", ours, alone),
+            Contrast(f"{alone} vs {learner}", alone, learner),
+        ]
+    return tuple(found)
+
+
+R4 = Entry(
+    "R4",
+    "Trained for one inner step with memory, for several without",
+    "Not in the paper: it stops after one step what was trained for five (F2). Is one step with memory"
+    " enough where it is trained for one?",
+    Published(""),
+    _one_step_cells,
+    _one_step_contrasts,
+    "forest",
+    scales=("smoke/pictures", "smoke/regression", "cpu/pictures", "cpu/regression"),
+    note="Learners with all their steps (MAML and ANIL five, Meta-SGD three) have the rates that T1 chose;"
+    " with one step, with memory and without, each chooses among the same points, which have higher inner"
+    " rates. Seeds and test tasks are others than those of all other studies; how many seeds was settled"
+    " before the first was run.",
+    seeds=(13, 14, 15, 16, 17),
+    test_seed=3,
+)
+
+_SPECIALIST_RATES = 4
+"""Points of the scale's grid: the two that remain are for the literal reading."""
+
+
+def _on(scale: Scale, world: str) -> str:
+    return f"anil on {scale.only_set(world)}"
+
+
+def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
+    mixed = [
+        replace(cell, grid=(chosen_rates(scale, cell.preset),))
+        for cell in (base_cell("anil", tests=FOUR), our_cell("anil", tests=FOUR))
+    ]
+    alone = [
+        replace(
+            base_cell("anil", world=world),
+            name=_on(scale, world),
+            title=f"ANIL, trained on {scale.only_set(world)} alone",
+            grid=scale.grid[:_SPECIALIST_RATES],
+        )
+        for world in FOUR
+    ]
+    longer = [
+        replace(
+            cell,
+            name=f"{cell.name} longer",
+            title=f"{cell.title}, {LONGER} times the outer steps",
+            options=longer_options(scale),
+            tests=scale.outside,
+        )
+        for cell in mixed
+    ]
+    return (*mixed, *alone, *longer)
+
+
+def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
+    found = [Contrast("anil-emo vs anil", "anil-emo", "anil")]
+    for world in FOUR:
+        name = scale.only_set(world)
+        found += [
+            Contrast(f"{_on(scale, world)} vs anil", _on(scale, world), "anil", test=world),
+            Contrast(f"anil-emo vs anil, {name}", "anil-emo", "anil", test=world),
+        ]
+    found += [
+        Contrast("anil longer vs anil", "anil longer", "anil"),
+        Contrast("anil-emo longer vs anil longer", "anil-emo longer", "anil longer"),
+        *(
+            Contrast(
+                f"anil-emo longer vs anil longer, {test}",
+                "anil-emo longer",
+                "anil longer",
+                test=test,
+            )
+            for test in scale.outside
+        ),
+    ]
+    return tuple(found)
+
+
+R5 = Entry(
+    "R5",
+    "How much there is to gain on pictures",
+    "Not in the paper: what would a network for each set gain, with all tasks of that set, which is what a"
+    " memory of kinds comes to at its best? And what is left of the gain after longer training?",
+    Published(""),
+    _gain_cells,
+    _gain_contrasts,
+    "forest",
+    scales=("smoke/pictures", "cpu/pictures"),
+    note="With ANIL, as the quickest. A network for one set has as many outer steps as the one for all four,"
+    " so that it sees four times as many tasks of its set, and chooses its rates on that set; the others have"
+    " the rates that T1 chose. Seeds and test tasks are others than those of all other studies but R4; how"
+    " many seeds was settled before the first was run.",
+    seeds=(13, 14, 15, 16, 17),
+    test_seed=3,
+)

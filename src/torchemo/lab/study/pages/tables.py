@@ -1,0 +1,251 @@
+"""A result as tables: our cells, contrasts beside the paper's numbers, recalls, cost, the paper itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchemo.lab.study.catalogue import ENTRIES
+from torchemo.lab.study.scales import FOUR
+from torchemo.lab.study.verdict import interval_of, verdict_of
+from torchemo.report.format import METRICS, MINUS, number
+
+
+class Table(NamedTuple):
+    """A table of texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    """Return all tables of a result; those without rows are left out."""
+    cells = result["cells"]
+    found = [
+        *score_tables(cells),
+        contrast_table(result["contrasts"]),
+        recall_table(cells),
+        familiar_table(cells),
+        _costs(cells),
+        _missing(result),
+        _paper(result["entry"]),
+    ]
+    return [table for table in found if table.rows]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Write a result as Markdown."""
+    entry = ENTRIES[result["entry"]]
+    lines = [f"# {entry.name}: {entry.title}", "", entry.sentence, ""]
+    lines += [about(result), ""]
+    if entry.note:
+        lines += [entry.note, ""]
+    for table in tables(result):
+        lines += [f"## {table.title}", "", *grid(table), ""]
+    lines += [result["rule"], "", f"Made by `{result['command']}`.", ""]
+    return "\n".join(lines)
+
+
+def grid(table: Table) -> list[str]:
+    """Write a table as lines of Markdown."""
+    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def about(result: Mapping[str, Any]) -> str:
+    """Say what was run: data, scale, seeds, tasks."""
+    names = [name for sets in result["worlds"].values() for name in sets]
+    sets = ", ".join(dict.fromkeys(names))
+    tasks = [test["tasks"] for cell in result["cells"] for test in cell["tests"].values()]
+    tested = f", {max(tasks)} test tasks" if tasks else ""
+    return (
+        f"Ours: scale {result['scale']}, {result['tasks']} ({sets}),"
+        f" seeds {', '.join(map(str, result['seeds']))}{tested}."
+    )
+
+
+def estimate(found: Mapping[str, Any], metric: str, *, sign: bool = False) -> str:
+    """Write an estimate as ``value [low, high]`` in the units of its metric."""
+    m = METRICS[metric]
+    ends = m.interval(found["low"], found["high"], sign=sign)
+    return f"{m.write(found['value'], sign=sign)} {ends}"
+
+
+def chosen_rates(options: Sequence[str]) -> str:
+    """Write chosen rates briefly; slots have the outer one."""
+    return ", ".join(
+        option.split(".", 1)[-1] for option in options if not option.startswith("emo.")
+    )
+
+
+def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return one table per world that cells were trained and tested on."""
+    worlds = dict.fromkeys(world for cell in cells for world in cell["tests"])
+    found = []
+    for world in worlds:
+        shown = [cell for cell in cells if world in cell["tests"]]
+        first = shown[0]["tests"][world]
+        domains = list(first["per_domain"]) if len(first["per_domain"]) > 1 else []
+        columns = ("method", "all [95 % over tasks]", *domains, "seeds", "CPU s", "chosen rates")
+        where = next(iter(first["per_domain"])) if world in FOUR else world
+        title = f"Tested on {where}: {METRICS[first['metric']].unit}"
+        found.append(Table(title, columns, [_score_row(cell, world, domains) for cell in shown]))
+    return found
+
+
+def _score_row(cell: Mapping[str, Any], world: str, domains: Sequence[str]) -> tuple[str, ...]:
+    test = cell["tests"][world]
+    m = METRICS[test["metric"]]
+    name = f"· {cell['title']}" if cell["role"] == "control" else cell["title"]
+    means = [m.write(test["per_domain"][d]["value"]) for d in domains]
+    seeds = " / ".join(m.write(mean) for mean in test["seed_means"])
+    return (
+        name,
+        estimate(test["mean"], test["metric"]),
+        *means,
+        seeds,
+        _cpu_seconds(cell["runs"]),
+        chosen_rates(cell["rates"]),
+    )
+
+
+def _cpu_seconds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Average what training took, validations included, over the runs that were not interrupted."""
+    known = [run["cpu_seconds"] for run in runs if run.get("cpu_seconds") is not None]
+    return f"{sum(known) / len(known):.0f}" if known else ""
+
+
+def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return paired differences, one row each."""
+    rows = []
+    for c in contrasts:
+        if c["diverged"]:
+            who = " and ".join(c["diverged"])
+            rows.append((c["name"], _paper_gain(c), f"{who} diverged", "", _expected(c)))
+            continue
+        m = METRICS[c["metric"]]
+        domains = ", ".join(
+            f"{name} {m.write(row['value'], sign=True)}" for name, row in c["per_domain"].items()
+        )
+        rows.append(
+            (
+                c["name"],
+                _paper_gain(c),
+                estimate(interval_of(c), c["metric"], sign=True) + _relative(c),
+                domains if len(c["per_domain"]) > 1 else "",
+                _expected(c),
+            )
+        )
+    columns = ("first minus second", "paper, points", "ours [95 %]", "by domain", "expected")
+    return Table("Paired differences on the same tasks", columns, rows)
+
+
+def _paper_gain(contrast: Mapping[str, Any]) -> str:
+    paper = contrast["paper"]
+    return "" if paper is None else number(paper, sign=True, decimals=2)
+
+
+def _relative(contrast: Mapping[str, Any]) -> str:
+    """Errors of regression are told apart by their ratio."""
+    relative = contrast["relative"]
+    if METRICS[contrast["metric"]].higher_is_better or relative is None:
+        return ""
+    return f" ({number(100 * relative, sign=True, decimals=0)} %)"
+
+
+def _expected(contrast: Mapping[str, Any]) -> str:
+    return "" if contrast["expect"] == "shown" else f"{contrast['expect']}: {verdict_of(contrast)}"
+
+
+def recall_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return what the cells with memory recalled for unseen tasks."""
+    rows = []
+    for cell in cells:
+        r = cell["recall"]
+        if r is None:
+            continue
+        used = r.get("slots_in_use")
+        rows.append(
+            (
+                cell["title"],
+                f"{_number(r['same_domain'])} ({_number(r['chance'])})",
+                _number(r["cosine"]),
+                _number(r["norm_ratio"]),
+                _number(r["age"]),
+                "" if used is None else _number(used),
+            )
+        )
+    columns = (
+        "method",
+        "same domain (chance)",
+        "cos(recall, own)",
+        "norm ratio",
+        "age, batches",
+        "slots in use",
+    )
+    return Table("What was recalled for unseen tasks", columns, rows)
+
+
+def familiar_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return how often memories that may keep silent took test tasks for tasks like those of training."""
+    judging = [
+        cell
+        for cell in cells
+        if any(test.get("familiar") is not None for test in cell["tests"].values())
+    ]
+    worlds = list(dict.fromkeys(world for cell in judging for world in cell["tests"]))
+    rows = [
+        (cell["title"], *(_number(_familiar(cell, world)) for world in worlds)) for cell in judging
+    ]
+    return Table("Share of test tasks that were evaluated with recall", ("method", *worlds), rows)
+
+
+def _familiar(cell: Mapping[str, Any], world: str) -> float | None:
+    found: float | None = cell["tests"].get(world, {}).get("familiar")
+    return found
+
+
+def _costs(cells: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for cell in cells:
+        c = cell["cost"]
+        if c is None:
+            continue
+        rows.append(
+            (
+                cell["title"],
+                f"{c['parameters']:,}",
+                f"{c['emo_parameters']:,}",
+                f"{c['memory_bytes'] / 1e6:.3g}",
+                f"{c['outer_step_ms']:.3g}",
+                " / ".join(f"{ms:.2f}" for ms in c["inner_ms"]),
+            )
+        )
+    columns = (
+        "method",
+        "parameters",
+        "of key network and aggregator",
+        "memory, MB",
+        "outer step, ms",
+        "before the first and at each inner step, ms",
+    )
+    return Table("Cost on one core", columns, rows)
+
+
+def _missing(result: Mapping[str, Any]) -> Table:
+    rows = [(name, f"not available: {why}") for name, why in result["missing"].items()]
+    rows += [(f"run {name}", f"failed: {why}") for name, why in result["failed"].items()]
+    for cell in result["cells"]:
+        ends = [run["ended"] for run in cell["runs"]]
+        if not cell["tests"] and cell["cost"] is None:
+            rows.append((cell["title"], f"no result: {', '.join(ends)}"))
+    return Table("Without result", ("what", "why"), rows)
+
+
+def _paper(name: str) -> Table:
+    published = ENTRIES[name].published
+    how = "read off the plots" if published.read_off else "as printed"
+    return Table(f"The paper ({published.unit}, {how})", published.header, published.rows)
+
+
+def _number(value: float | None) -> str:
+    return MINUS if value is None else number(value)

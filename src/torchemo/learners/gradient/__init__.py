@@ -1,0 +1,1 @@
+"""Learners with an inner loop, one paper in one file."""

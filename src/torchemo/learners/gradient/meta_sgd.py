@@ -1,0 +1,133 @@
+"""Meta-SGD: learning to learn quickly (Li, Zhou, Chen, Li, 2017), with EMO's memory of its rates (A18)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Batch, Params, Start
+from torchemo.learners.gradient.inner import Adapted
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.learner import Traits, query_rows
+from torchemo.memory.emo import Bound
+
+RATE = "rate/"
+"""Prefix of a tensor's inner rate among the meta-parameters and among the remembered values."""
+
+
+@final
+@dataclass(frozen=True)
+class MetaSGD:
+    """Learn the inner rates with the initialisation: ``theta' = theta - alpha o g`` (o: element-wise).
+
+    The outer gradient in alpha after one step is ``-g o grad L_Q(theta')``. Rates may become negative.
+
+    Args:
+        loop: The inner loop; the rule's own rate is not used.
+        shape: A rate ``per_element`` (the paper), ``per_tensor``, or one ``scalar`` for all.
+        rate_init: Rates are drawn uniformly from this interval (equal ends: a constant).
+        rate_memory: Rate eta_alpha of EMO's memory of rate gradients; 0 switches it off. Reading: inner
+            rates do not move in Meta-SGD's inner loop, so the gradients the paper stores for them are
+            taken as h = dL_S(theta_1)/dalpha = -g_0 o grad L_S(theta_1), and a task with recalled rate
+            gradients H uses ``alpha - eta_alpha Aggr(h, H)``.
+    """
+
+    loop: InnerLoop
+    shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
+    rate_init: tuple[float, float] = (0.005, 0.1)
+    rate_memory: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate_memory < 0:
+            raise ConfigError(f"rate_memory should be 0 (off) or more, got {self.rate_memory}.")
+        if self.rate_memory and self.shape != "per_element":
+            raise ConfigError("the memory of rates needs a rate per element.")
+
+    @property
+    def traits(self) -> Traits:
+        """Rates per element tell classes apart, so only shared rates leave labels exchangeable."""
+        second = self.loop.order == 2
+        return Traits(
+            exact_meta_gradient=second,
+            second_order=second,
+            label_equivariant=self.shape != "per_element",
+        )
+
+    def init(self, generator: torch.Generator) -> Params:
+        """Draw the network's parameters and the rates of its adapted tensors."""
+        theta = self.loop.model.init(generator)
+        names = self.loop.names(theta)
+        low, high = self.rate_init
+        if self.shape == "scalar":
+            shapes: dict[str, torch.Size] = {"all": torch.Size(())}
+        elif self.shape == "per_tensor":
+            shapes = {name: torch.Size(()) for name in names}
+        else:
+            shapes = {name: theta[name].shape for name in names}
+        rates = {
+            RATE + name: low + (high - low) * torch.rand(shape, generator=generator)
+            for name, shape in shapes.items()
+        }
+        return {**theta, **rates}
+
+    def start(self, params: Params, support: Batch, *, base: Params) -> Start:
+        """Begin at ``theta`` with the learned rates."""
+        tasks = support.x.shape[0]
+        rates = {}
+        for name in self.loop.names(base):
+            rate = params[RATE + ("all" if self.shape == "scalar" else name)]
+            full = rate if self.shape == "per_element" else rate.view((1,) * (base[name].dim() - 1))
+            rates[name] = full.expand(tasks, 1, *full.shape)
+        return Start(base, rates)
+
+    def adapt(
+        self,
+        start: Start,
+        support: Batch,
+        *,
+        bound: Bound | None = None,
+        steps: int | None = None,
+        order: int | None = None,
+    ) -> Adapted:
+        """Take steps with the learned rates; with a rate memory, move the rates first."""
+        if not self.rate_memory:
+            return self.loop.run(start, support, bound=bound, steps=steps, order=order)
+        h = self._rate_gradients(start, support, order)
+        adapted = self.loop.run(
+            self._recalled_rates(start, h, bound), support, bound=bound, steps=steps, order=order
+        )
+        return adapted._replace(extra_values=h)
+
+    def _rate_gradients(self, start: Start, support: Batch, order: int | None) -> Params:
+        """Return h = -g_0 o grad L_S(theta_1), ``{rate/name: [B, *shape]}``."""
+        order = self.loop.order if order is None else order
+        first = self.loop.run(start, support, steps=1, order=order)
+        again = self.loop.run(Start(first.theta, start.rates), support, steps=1, order=order)
+        return {
+            RATE + name: -g * again.gradients[0][name] for name, g in first.gradients[0].items()
+        }
+
+    def _recalled_rates(self, start: Start, h: Params, bound: Bound | None) -> Start:
+        """Return alpha - eta Aggr(h, H); what recalls no rates is left alone: h by itself moves none."""
+        recalled = set() if bound is None else bound.recall.values.keys() & h.keys()
+        if bound is None or bound.recall.m == 0 or not recalled or start.rates is None:
+            return start
+        moved = bound.direction(h, 0)
+        used = bound.recall.active & (bound.recall.weights > 0).any(1)
+        rates = dict(start.rates)
+        for name in recalled:
+            step = self.rate_memory * moved[name][:, None]
+            rate = rates[name.removeprefix(RATE)]
+            column = used.view(-1, *(1,) * (step.dim() - 1))
+            rates[name.removeprefix(RATE)] = torch.where(column, rate - step, rate)
+        return start._replace(rates=rates)
+
+    def outer(
+        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+        """Differentiate the query loss in the initialisation and in the rates."""
+        return query_rows(self.loop, adapted, query, leaves=leaves)

@@ -1,0 +1,217 @@
+"""MUSML: Subspace Learning for Effective Meta-Learning (Jiang, Kwok, Zhang, ICML 2022)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Batch, Params, Start
+from torchemo.learners.gradient.inner import Adapted, adapt
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.learner import Traits, gradient_rows, scoped, within
+from torchemo.memory.emo import Bound
+from torchemo.memory.keys.encoder import class_means
+
+COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
+
+
+@final
+@dataclass(frozen=True)
+class MUSML:
+    """Learn several subspaces of parameters, and adapt a task's coordinates in each.
+
+    Subspace k has m columns, each a whole network: ``w = S_k v``. A task begins at ``v_k = 1/m`` and takes
+    steps ``v_k <- v_k - alpha S_k^T grad L_S(S_k v_k)`` in every subspace. While training, the outer loss is
+    ``sum_k pi_k L_Q(S_k v_k)`` with ``pi = softmax(-L_S(S_k v_k) / gamma)``, and gamma falls linearly; to
+    answer, a task takes the subspace with the smallest support loss.
+
+    With ``n_way`` the columns hold no head: a network answers by the mean squared distance of features to the
+    support set's prototypes p_c under the same network, ``W_c = 2 p_c / f``, ``b_c = -||p_c||^2 / f`` for f
+    features. A few coordinates cannot follow classes that come in any order, as a head among the columns
+    would have to.
+
+    EMO remembers gradients in the coordinates, ``K_s m`` numbers.
+
+    Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1, columns drawn as
+    independent networks, the head of prototypes, and the preset's inner steps, rates and tasks are our own
+    choices.
+
+    Args:
+        loop: The inner loop; its rate is that of the coordinates.
+        subspaces: K_s.
+        dim: m, columns of each.
+        temperature: gamma at the beginning and at the end.
+        anneal: Outer iterations from one to the other.
+        progress: How far the annealing is, 0 to 1; `scheduled` sets it.
+        n_way: Classes of a task, for a head of prototypes; None leaves the head in the columns.
+    """
+
+    loop: InnerLoop
+    subspaces: int = 4
+    dim: int = 2
+    temperature: tuple[float, float] = (1.0, 0.1)
+    anneal: int = 1000
+    progress: float = 0.0
+    n_way: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.subspaces < 1 or self.dim < 1 or self.anneal < 1 or min(self.temperature) <= 0:
+            raise ConfigError(
+                "MUSML: subspaces, dim and anneal should be 1 or more and temperatures above 0, got"
+                f" {self.subspaces}, {self.dim}, {self.anneal}, {self.temperature}."
+            )
+        if self.loop.model.buffers or self.loop.adapts != "all":
+            raise ConfigError(
+                "MUSML: subspaces hold whole networks without running statistics.",
+                hint="Use model.bn = transductive.",
+            )
+        if getattr(self.loop.model, "bn", None) == "per_query_with_support":
+            raise ConfigError(
+                "MUSML: queries are normalised together, all subspaces in one call.",
+                hint="Use model.bn = transductive.",
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """With one subspace, what is trained is what answers; among several, labels choose.
+
+        Prototypes read labels too.
+        """
+        second, one = self.loop.order == 2, self.subspaces == 1
+        reads = not one or self.n_way is not None
+        return Traits(second and one, second_order=second, reads_labels_at_start=reads)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """What a task adapts, and a memory may remember."""
+        return {COORDINATES: torch.Size((self.subspaces, self.dim))}
+
+    def init(self, generator: torch.Generator) -> Params:
+        """Draw a network for every column: ``columns/{name} [K_s, m, *shape]``."""
+        drawn = [self.loop.model.init(generator) for _ in range(self.subspaces * self.dim)]
+        size = (self.subspaces, self.dim)
+        built = () if self.n_way is None else self.loop.model.head
+        return {
+            COLUMNS + name: torch.stack([one[name] for one in drawn]).view(*size, *p.shape)
+            for name, p in drawn[0].items()
+            if name not in built
+        }
+
+    def start(self, params: Params, support: Batch, *, base: Params) -> Start:
+        """Begin at the mean of each subspace's columns."""
+        tasks = support.x.shape[0]
+        columns = scoped(params, COLUMNS)
+        like = next(iter(columns.values()))
+        v = like.new_full((tasks, self.subspaces, self.dim), 1 / self.dim)
+        spread = {n: c.expand(tasks, *c.shape) for n, c in columns.items()}
+        return Start({COORDINATES: v, **within(COLUMNS, spread)})
+
+    def adapt(
+        self,
+        start: Start,
+        support: Batch,
+        *,
+        bound: Bound | None = None,
+        steps: int | None = None,
+        order: int | None = None,
+    ) -> Adapted:
+        """Move the coordinates in every subspace; to answer, keep the best one's networks."""
+        order = self.loop.order if order is None else order
+        scale = self.loop.loss_scale
+        adapted = adapt(
+            lambda theta, x, step: self._on_support(theta, support)[1],
+            self.loop.opened(start, bound),
+            support,
+            # The subspaces share no coordinates: the gradient of the sum is each one's own.
+            loss=lambda out, y: scale * self._losses(out, y).sum(1),
+            rule=self.loop.rule,
+            steps=self.loop.steps if steps is None else steps,
+            names=[COORDINATES],
+            order=order,
+            direction=None if bound is None else bound.direction,
+        )
+        with torch.set_grad_enabled(order > 0):
+            whole, out = self._on_support(adapted.theta, support)
+            fit = self._losses(out, support.y)
+        if order > 0:
+            return adapted._replace(kept={FIT: fit, **within(NETWORKS, whole)})
+        best = fit.argmin(1)
+        nets = (self._on_support(theta, support)[0] for theta in adapted.path)
+        path = tuple(_of_subspace(whole, best) for whole in nets)
+        return adapted._replace(path=path, support_x=support.x, evaluation=True)
+
+    def outer(
+        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+        """Differentiate ``sum_k pi_k L_Q(S_k v_k)``, through the coordinates and through pi."""
+        first, last = self.temperature
+        gamma = first + self.progress * (last - first)
+        kept = adapted.kept or {}
+        share = (-kept[FIT] / gamma).softmax(1)
+        losses = share * self._losses(self._answers(scoped(kept, NETWORKS), query.x), query.y)
+        losses = losses.sum(1)
+        return losses.detach(), gradient_rows(losses, leaves)
+
+    def scheduled(self, iteration: int) -> "MUSML":
+        """Move gamma to where it is at ``iteration``."""
+        return replace(self, progress=min(1.0, iteration / self.anneal))
+
+    def _on_support(
+        self, theta: Params, support: Batch
+    ) -> tuple[Params, Float[Tensor, "task subspace n out"]]:
+        """Return ``w = S_k v_k [B, K_s, ...]``, with heads of prototypes if any, and its answers."""
+        whole, model = networks(theta), self.loop.model
+        if self.n_way is None:
+            return whole, self._answers(whole, support.x)
+        features = self._each(model.features, whole, support.x)
+        each = features.flatten(0, 1)
+        labels = support.y.repeat_interleave(self.subspaces, dim=0)
+        prototypes = class_means(each, labels, n_way=self.n_way)
+        weight, bias = model.head
+        head = {weight: 2 / each.shape[-1] * prototypes, bias: -prototypes.square().mean(-1)}
+        out = _unfolded({"out": model.classify(head, each), **head}, features.shape[:2])
+        return {**whole, weight: out[weight], bias: out[bias]}, out["out"]
+
+    def _answers(self, whole: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
+        return self._each(self.loop.model, whole, x)
+
+    def _each(
+        self, call: Callable[[Params, Tensor], Tensor], whole: Params, x: Tensor
+    ) -> Float[Tensor, "task subspace n out"]:
+        """Call every subspace's network: one by one for a single task, otherwise all together."""
+        tasks = x.shape[0]
+        if tasks == 1:
+            # Networks have a faster path for one task at a time.
+            each = [{n: w[:, k] for n, w in whole.items()} for k in range(self.subspaces)]
+            return torch.stack([call(own, x) for own in each], dim=1)
+        folded = {n: w.flatten(0, 1) for n, w in whole.items()}
+        out = call(folded, x.repeat_interleave(self.subspaces, dim=0))
+        return out.view(tasks, self.subspaces, *out.shape[1:])
+
+    def _losses(
+        self, out: Float[Tensor, "task subspace n out"], y: Tensor
+    ) -> Float[Tensor, "task subspace"]:
+        each = [self.loop.loss(out[:, k], y) for k in range(self.subspaces)]
+        return torch.stack(each, dim=1)
+
+
+def networks(theta: Params) -> Params:
+    """Return ``w = S_k v_k``: ``{name: [B, K_s, *shape]}``."""
+    v = theta[COORDINATES]
+    return {
+        name: torch.einsum("bkm,bkm...->bk...", v, columns)
+        for name, columns in scoped(theta, COLUMNS).items()
+    }
+
+
+def _unfolded(folded: Params, size: torch.Size) -> Params:
+    return {name: t.view(*size, *t.shape[1:]) for name, t in folded.items()}
+
+
+def _of_subspace(whole: Params, k: Tensor) -> Params:
+    task = torch.arange(len(k), device=k.device)
+    return {name: w[task, k] for name, w in whole.items()}

@@ -1,0 +1,1 @@
+"""The method: keys, search, recall, combine, remember."""

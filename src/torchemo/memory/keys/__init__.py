@@ -1,0 +1,1 @@
+"""Task keys (Eq. 4) and how they are trained."""

@@ -1,0 +1,162 @@
+"""How a report writes numbers, metrics and methods."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, final
+
+from markupsafe import Markup, escape
+
+from torchemo.config.run import RunConfig
+from torchemo.core.errors import DataError
+
+_LEARNERS = {
+    "maml": "MAML",
+    "fomaml": "FOMAML",
+    "anil": "ANIL",
+    "boil": "BOIL",
+    "meta-sgd": "Meta-SGD",
+    "reptile": "Reptile",
+    "proto-maml": "Proto-MAML",
+    "maml++": "MAML++",
+    "arml": "ARML",
+    "hsml": "HSML",
+    "tsa-maml": "TSA-MAML",
+    "musml": "MUSML",
+    "bmg": "BMG",
+}
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@final
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is written and which way is better.
+
+    Attributes:
+        name: Its name.
+        mean: What its mean over tasks is called.
+        unit: What stands at an axis.
+        difference: What stands at an axis of differences.
+        scale: What scores are multiplied by.
+        decimals: Digits after the point; None to let the number decide.
+        higher_is_better: Which way is better.
+    """
+
+    name: str
+    mean: str
+    unit: str
+    difference: str
+    scale: float
+    decimals: int | None
+    higher_is_better: bool
+
+    def write(self, value: float | None, *, sign: bool = False, open_end: str = "∞") -> str:
+        """Write a score or a difference of scores."""
+        if value is None or math.isinf(value):
+            return open_end
+        return number(self.scale * value, sign=sign, decimals=self.decimals)
+
+    def interval(self, low: float | None, high: float | None, *, sign: bool = False) -> str:
+        """Write an interval; an end that is None or infinite is open."""
+        ends = (self.write(low, sign=sign, open_end=f"{MINUS}∞"), self.write(high, sign=sign))
+        return f"[{ends[0]}, {ends[1]}]"
+
+
+METRICS = {
+    "accuracy": Metric(
+        name="accuracy",
+        mean="mean accuracy",
+        unit="accuracy (%)",
+        difference="difference, percentage points",
+        scale=100.0,
+        decimals=2,
+        higher_is_better=True,
+    ),
+    "mse": Metric(
+        name="squared error",
+        mean="mean squared error",
+        unit="mean squared error",
+        difference="difference in mean squared error",
+        scale=1.0,
+        decimals=None,
+        higher_is_better=False,
+    ),
+}
+
+
+def metric_of(name: str) -> Metric:
+    """Return how a metric is written.
+
+    Raises:
+        DataError: There is no such metric.
+    """
+    if name not in METRICS:
+        raise DataError(f"unknown metric '{name}'.", hint=f"Known: {', '.join(METRICS)}.")
+    return METRICS[name]
+
+
+def number(value: float, *, sign: bool = False, decimals: int | None = None) -> str:
+    """Write a number with three or four digits that matter, or with so many after the point.
+
+    Example:
+        >>> [number(v) for v in (1234.5, 12.345, 0.01234, 0.0, -0.5)]
+        ['1,234', '12.35', '0.0123', '0', '−0.500']
+    """
+    size = abs(value)
+    if decimals is not None:
+        text = f"{size:.{decimals}f}"
+    elif size >= 1000:
+        text = f"{size:,.0f}"
+    elif size >= 100:
+        text = f"{size:.1f}"
+    elif size >= 1:
+        text = f"{size:.2f}"
+    elif size >= 0.1:
+        text = f"{size:.3f}"
+    elif size >= 0.001:
+        text = f"{size:.4f}"
+    else:
+        text = f"{size:.2e}"
+    if value == 0:
+        return "0"
+    return (MINUS if value < 0 else "+" if sign else "") + text
+
+
+def p_value(value: float) -> str:
+    """Write a p-value; very small ones as a bound."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def breakable(text: str) -> Markup:
+    """Escape a name and allow lines to be broken after its underscores."""
+    return escape(text).replace("_", Markup("_<wbr>"))
+
+
+def method_of(config: RunConfig) -> str:
+    """Name the learner and whether it remembers."""
+    learner = _LEARNERS.get(config.learner.name, config.learner.name)
+    return f"{learner} + EMO" if config.emo.memory.capacity > 0 else learner
+
+
+def data_of(config: RunConfig) -> str:
+    """Name the tasks: folders by their last part, because a report is shown to others."""
+    return ", ".join(PurePath(source).name for source in config.data.source)
+
+
+def place(path: str) -> str:
+    """Shorten a path to its last two parts."""
+    return "/".join(PurePath(path).parts[-2:])
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Write nested options as ``a.b.c``."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,149 @@
+"""``report.html`` of a run."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, final
+
+from torchemo.core.errors import TorchemoError
+from torchemo.core.stats import mean_interval
+from torchemo.report.format import data_of, flat, method_of, metric_of
+from torchemo.report.page import render
+from torchemo.report.run import sections
+from torchemo.report.run.collect import RunFacts, best_validation, collect, is_synthetic, metric_in
+from torchemo.report.run.memory import MemoryView, view_memory
+from torchemo.report.run.probe import Probe, probe
+from torchemo.report.run.samples import PictureSample, PointSample, sample_tasks
+from torchemo.runs.experiment import Experiment
+from torchemo.runs.folder import RunFolder
+from torchemo.runs.load import load_best
+
+MAX_SLOTS = 50
+"""Rows of the table of slots."""
+
+
+@final
+@dataclass(frozen=True)
+class Reopened:
+    """A run opened at its best checkpoint, or the sentence that says why it could not be.
+
+    Attributes:
+        step: The step of the checkpoint.
+        memory: What the memory held, if it held anything.
+        samples: Sample tasks.
+        problem: Why there is nothing of this.
+    """
+
+    step: int = 0
+    memory: MemoryView | None = None
+    samples: tuple[PictureSample | PointSample, ...] = ()
+    problem: str | None = None
+
+
+class Tile(NamedTuple):
+    """A number that stands out at the top."""
+
+    label: str
+    value: str
+    remark: str
+
+
+def write_run_report(root: Path) -> Path:
+    """Write ``report.html`` of a run: one file that needs nothing else.
+
+    Sample tasks and the map of the memory are computed again from the best checkpoint. What the run does
+    not have (a test result, a memory, a checkpoint) leaves one sentence in its section.
+
+    Raises:
+        ConfigError: The folder is not a run.
+    """
+    facts = collect(root)
+    folder = RunFolder(root)
+    folder.save(folder.report, _page(facts, _reopen(root)))
+    return folder.report
+
+
+def _page(facts: RunFacts, reopened: Reopened) -> str:
+    config = facts.config
+    return render(
+        "run.html.j2",
+        title=f"{method_of(config)} on {data_of(config)}",
+        name=facts.name,
+        synthetic=is_synthetic(config.data),
+        tiles=_tiles(facts),
+        started=_started(facts),
+        problems=facts.problems,
+        learning=sections.learning(facts),
+        results=[sections.result(found, order=i) for i, found in enumerate(facts.results)],
+        remembers=config.emo.memory.capacity > 0,
+        consolidates=config.emo.memory.write == "consolidate",
+        turnover=sections.turnover(facts),
+        memory=reopened.memory,
+        memory_map=None if reopened.memory is None else sections.memory_map(reopened.memory),
+        max_slots=MAX_SLOTS,
+        reopened=reopened,
+        samples=[sections.sample(task, order=i) for i, task in enumerate(reopened.samples)],
+        steps=config.learner.steps,
+        changed=sections.changed_options(config),
+        config_text=facts.config_text,
+        environment=flat(facts.environment),
+    )
+
+
+def _reopen(root: Path) -> Reopened:
+    try:
+        experiment = load_best(root)
+        found = _probe(experiment)
+        return Reopened(
+            step=experiment.trainer.iteration,
+            memory=_memory(experiment, found),
+            samples=tuple(sample_tasks(experiment, found)),
+        )
+    except TorchemoError as error:
+        return Reopened(problem=error.message.replace(f"{root}/", "").replace(str(root), "the run"))
+
+
+def _probe(experiment: Experiment) -> Probe | None:
+    emo = experiment.trainer.emo
+    return None if emo is None else probe(experiment, emo)
+
+
+def _memory(experiment: Experiment, found: Probe | None) -> MemoryView | None:
+    emo = experiment.trainer.emo
+    if emo is None or found is None or len(emo.memory) == 0:
+        return None
+    return view_memory(emo, found, experiment.source.domains)
+
+
+def _tiles(facts: RunFacts) -> list[Tile]:
+    tiles = []
+    best = best_validation(facts.events)
+    if best is not None:
+        metric = metric_in(facts.config)
+        remark = f"{metric.unit}, at step {best.step}"
+        tiles.append(Tile("best validation", metric.write(abs(best.score)), remark))
+    for result in facts.results:
+        metric, last = metric_of(result.metric), mean_interval(result.per_task[:, -1])
+        label = result.split if result.on is None else f"{result.split}, {result.on}"
+        if result.protocol != "standard":
+            label += f", {result.protocol} protocol"
+        remark = f"{metric.unit}, {metric.interval(last.low, last.high)}, {last.n} tasks"
+        tiles.append(Tile(label, metric.write(last.value), remark))
+    steps = max((event["step"] for event in facts.events), default=0)
+    skipped = sum(event["event"] == "skipped" for event in facts.events)
+    remark = f"of {facts.config.train.iterations:,}, seed {facts.config.train.seed}"
+    if skipped:
+        remark += f", {skipped} skipped: not finite"
+    tiles.append(Tile("outer steps", f"{steps:,}", remark))
+    if facts.config.emo.memory.capacity > 0:
+        memory = facts.config.emo.memory
+        kind = "consolidated" if memory.write == "consolidate" else memory.controller.upper()
+        tiles.append(Tile("memory", f"{memory.capacity:,}", f"slots, {kind}"))
+    return tiles
+
+
+def _started(facts: RunFacts) -> str | None:
+    time = facts.events[0].get("time") if facts.events else None
+    if not isinstance(time, int | float) or not 0 <= time < 2**34:
+        return None
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,91 @@
+"""Runs compared on the same tasks: paired differences, per domain, over seeds."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchemo.core.errors import DataError
+from torchemo.core.stats import paired_difference, seeds_by_tasks
+
+SAME = ("protocol", "data", "episode", "domain", "metric")
+"""What two results must share to be paired."""
+
+
+def read_result(path: Path, *, split: str = "test", protocol: str = "standard") -> dict[str, Any]:
+    """Read the test result of a run folder, or a result file itself."""
+    file = path / f"eval-{split}-{protocol}.json" if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(
+            f"{path} has no result of protocol '{protocol}' on split '{split}'.",
+            hint=f"Make one with: torchemo eval {path} --protocol {protocol} --split {split}",
+        )
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} is not a result file: {error}.") from error
+    missing = [name for name in (*SAME, "per_task", "method", "seed") if name not in found]
+    if missing:
+        raise DataError(f"{file} is not a result file: it lacks {missing}.")
+    return found
+
+
+def check_comparable(results: Sequence[dict[str, Any]]) -> None:
+    """Raise `DataError` if two results are not of the same tasks."""
+    first = results[0]
+    for other in results[1:]:
+        different = [name for name in SAME if other[name] != first[name]]
+        if different:
+            raise DataError(
+                f"{other['run']} and {first['run']} cannot be paired: their {different[0]} differs.",
+                hint="Evaluate both on the same data with the same protocol, seed and number of tasks.",
+            )
+
+
+def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Compare one method with another, ``other`` minus ``base``, seed by seed on the same tasks.
+
+    Args:
+        base: Results of the first method, one per training seed.
+        other: Results of the second, in the same order.
+
+    Returns:
+        Means, the paired difference over tasks (seed means), per domain, and over seeds if there are
+        several.
+    """
+    if len(base) != len(other):
+        raise DataError(
+            f"methods have {len(base)} and {len(other)} runs; seeds are compared one to one."
+        )
+    check_comparable([*base, *other])
+    a, b = (np.array([_last(r) for r in results]) for results in (base, other))
+    domain = np.array(base[0]["domain"])
+    names = base[0]["domains"]
+    rows = {
+        names[d]: paired_difference(b.mean(0)[domain == d], a.mean(0)[domain == d]).to_dict()
+        for d in sorted(set(domain.tolist()))
+        if d >= 0 and (domain == d).sum() > 1
+    }
+    found = {
+        "metric": base[0]["metric"],
+        "base": {"method": base[0]["method"], "mean": float(a.mean())},
+        "other": {"method": other[0]["method"], "mean": float(b.mean())},
+        "tasks": int(a.shape[1]),
+        "seeds": len(base),
+        "difference": paired_difference(b.mean(0), a.mean(0)).to_dict(),
+        "per_domain": rows,
+        "per_step": [_per_step(results) for results in (base, other)],
+    }
+    if len(base) > 1:
+        found["over_seeds"] = seeds_by_tasks(b - a).to_dict()
+    return found
+
+
+def _last(result: dict[str, Any]) -> list[float]:
+    return [row[-1] for row in result["per_task"]]
+
+
+def _per_step(results: Sequence[dict[str, Any]]) -> list[float]:
+    return [float(v) for v in np.mean([np.mean(r["per_task"], axis=0) for r in results], axis=0)]

@@ -1,0 +1,1 @@
+"""Bytes of a run on disk: durable writes, checkpoints and their history."""

@@ -1,0 +1,1 @@
+"""The outer loop: step, trainer, evaluation."""

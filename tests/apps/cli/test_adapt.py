@@ -1,0 +1,197 @@
+"""adapt, doctor and demo from the command line: what they print, write and refuse."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from tests.apps.cli.conftest import COLOURS, colour_picture
+from tests.report.conftest import answers
+from torchemo import report
+from torchemo.apps.cli.adapt import _show
+from torchemo.lab import demo, doctor
+from torchemo.runs.load import read_config
+from torchemo.runs.storage import checkpoint
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Support pictures of black and white, two and three of them, and a query of either."""
+    support, query = tmp_path / "support", tmp_path / "query"
+    query.mkdir()
+    for seed, (name, shots) in enumerate((("black", 2), ("white", 3))):
+        (support / name).mkdir(parents=True)
+        for shot in range(shots):
+            picture = colour_picture(COLOURS["test"][name], 1000 + 10 * seed + shot, size=40)
+            picture.save(support / name / f"{shot}.jpg")
+        colour_picture(COLOURS["test"][name], 2000 + seed).save(query / f"{name}.png")
+    return support, query
+
+
+def words(run, folders, *more):
+    support, query = folders
+    return ("adapt", run, "--support", support, "--query", query, *more)
+
+
+def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, folders, tmp_path):
+    out = tmp_path / "answers"
+    found = torchemo(*words(picture_runs / "memory", folders, "--out", out))
+    assert found.code == 0
+    for text in (
+        "black.png",
+        "white.png",
+        "runner-up",
+        "recalled slots, with their distance: ",
+        "(colours, ",
+    ):
+        assert text in found.out
+    saved = json.loads((out / "predictions.json").read_text())
+    assert saved["classes"] == {"black": 2, "white": 3}
+    assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
+    page = (out / "sheet.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 2 + 5  # queries and support
+
+
+@pytest.mark.parametrize("familiar", [None, True, False])
+def test_that_the_memory_kept_silent_is_said(capsys, familiar):
+    _show(replace(answers(recalled=()), familiar=familiar))
+    said = "nothing was recalled: these pictures are unlike the tasks of training"
+    assert (said in capsys.readouterr().out) == (familiar is False)
+
+
+@pytest.mark.parametrize("trusted", [None, True, False])
+def test_that_slots_are_not_trusted_is_said(capsys, trusted):
+    _show(replace(answers(recalled=()), familiar=True, trusted=trusted))
+    said = "what is remembered of such tasks did not help on validation tasks"
+    assert (said in " ".join(capsys.readouterr().out.split())) == (trusted is False)
+
+
+def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):
+    run = shutil.copytree(picture_runs / "proto", tmp_path / "run")
+    found = torchemo(*words(run, folders, "--json"))
+    assert found.code == 0
+    assert found.json == json.loads((run / "adapted" / "predictions.json").read_text())
+    assert [p["predicted"] for p in found.json["predictions"]] == ["black", "white"]
+
+
+def test_neither_the_data_nor_the_run_are_touched(torchemo, picture_runs, folders, tmp_path):
+    run = shutil.copytree(picture_runs / "memory", tmp_path / "run")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("/colours", "/gone"))
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    assert torchemo(*words(run, folders, "--out", tmp_path / "answers")).code == 0
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda support, query: shutil.rmtree(support), 3, "there is no such folder"),
+        (lambda support, query: shutil.rmtree(query), 3, "there is no such folder"),
+        (lambda support, query: (support / "third").mkdir(), 3, "'third' has no pictures"),
+        (lambda support, query: (query / "x.png").write_bytes(b""), 3, "x.png: is empty"),
+        (
+            lambda support, query: shutil.copytree(support / "black", support / "third"),
+            2,
+            "3 classes, the run was trained for 2",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused(
+    torchemo, picture_runs, folders, tmp_path, change, code, said
+):
+    change(*folders)
+    found = torchemo(*words(picture_runs / "memory", folders, "--out", tmp_path / "answers"))
+    assert found.code == code
+    assert said in found.err
+    assert not (tmp_path / "answers").exists()
+
+
+def test_runs_that_cannot_be_used_are_refused(
+    torchemo, point_runs, picture_runs, folders, tmp_path
+):
+    assert torchemo(*words(point_runs / "base", folders)).code == 2
+    assert torchemo(*words(tmp_path / "nowhere", folders)).code == 2
+    assert torchemo(*words(picture_runs / "proto", folders, "--step", 99)).code == 4
+    run = shutil.copytree(picture_runs / "proto", tmp_path / "run")
+    for path in checkpoint.published(run):
+        (path / "manifest.json").write_text("{}")
+    found = torchemo(*words(run, folders))
+    assert found.code == 4
+    assert "no checkpoint that can be read" in found.err
+
+
+def test_a_place_that_cannot_be_written_is_told_in_words(torchemo, picture_runs, folders, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out = tmp_path / "file" / "answers"
+    found = torchemo(*words(picture_runs / "proto", folders, "--out", out))
+    assert found.code == 6
+    assert str(tmp_path / "file") in found.err
+
+
+# -- doctor --------------------------------------------------------------------------------------
+
+
+def test_the_doctor_is_content_with_this_machine(torchemo):
+    found = torchemo("doctor", "--json")
+    assert found.code == 0
+    assert found.json["ok"] is True
+    assert found.json["environment"]["torch"]["version"]
+
+
+def test_the_doctor_leaves_with_1_when_gradients_are_wrong(torchemo, monkeypatch):
+    wrong = doctor.GradientErrors((0.0, "conv1.weight"), (0.02, "conv1.weight"))
+    monkeypatch.setattr(doctor, "gradient_errors", lambda: wrong)
+    found = torchemo("doctor")
+    assert found.code == 1
+    assert "something is wrong" in found.out
+    assert torchemo("doctor", "--json").json["ok"] is False
+
+
+# -- demo ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick_demo(picture_runs, monkeypatch):
+    """The demo on plain colours with tiny networks, two of them with memory."""
+    configs = {"maml": read_config(picture_runs / "proto")}
+    configs["maml-emo"] = configs["one-slot"] = read_config(picture_runs / "memory")
+
+    def tiny(name, config):
+        chosen = configs[name]
+        return replace(chosen, train=replace(chosen.train, iterations=config.iterations))
+
+    monkeypatch.setattr(demo, "demo_run", tiny)
+    # Pages have tests of their own; here only that they are asked for.
+    written = []
+    monkeypatch.setattr(
+        report.comparison,
+        "write_comparison_report",
+        lambda found, out: written.append(out) or out,
+    )
+    monkeypatch.setattr(report.run.page, "write_run_report", written.append)
+    return written
+
+
+def test_the_demo_shows_and_saves_its_comparison(torchemo, quick_demo, tmp_path):
+    out = tmp_path / "demo"
+    words = ("demo", "--out", out, "--iterations", 2, "--test-tasks", 4)
+    found = torchemo(*words)
+    assert found.code == 0
+    assert "synthetic" in found.out
+    assert "4 paired tasks, one seed" in found.out
+    assert str(out / "report.html") in found.out
+    assert "one slot for all tasks: +0.00 [" in found.out  # here the two memories are the same
+    assert quick_demo == [out / "report.html", *(out / name for name in demo.RUNS)]
+    first = json.loads((out / "summary.json").read_text())
+    machine = torchemo(*words, "--json")  # a demo is made anew over a demo
+    assert machine.json == json.loads((out / "summary.json").read_text()) == first
+
+
+def test_the_demo_does_not_write_over_anything_else(torchemo, quick_demo, tmp_path):
+    (tmp_path / "mine.txt").write_text("dear")
+    found = torchemo("demo", "--out", tmp_path)
+    assert found.code == 2
+    assert "not a demo" in found.err
+    assert (tmp_path / "mine.txt").exists()

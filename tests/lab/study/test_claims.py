@@ -1,0 +1,157 @@
+"""What a result says about claims and entries: which contrasts count for which reading of EMO."""
+
+import pytest
+
+from torchemo.lab.study.paper.claims import claim_findings, entry_findings
+from torchemo.lab.study.scales import FOUR
+
+
+def cell(name, preset=None, role="base", of=None, runs=()):
+    about = {"name": name, "preset": preset or name, "role": role, "of": of, "world": "mixed"}
+    return {**about, "runs": [{"id": one} for one in runs or (f"run of {name}",)]}
+
+
+def contrast(first, second, value=1.0, claims=(), name=None):
+    """A difference in accuracy with an interval of one point to both sides."""
+    row = {"value": value, "low": value - 1, "high": value + 1, "n": 9}
+    return {
+        "name": name or f"{first} vs {second}",
+        "cell": first,
+        "against": second,
+        "expect": "better",
+        "claims": list(claims),
+        "paper": None,
+        "diverged": [],
+        "metric": "accuracy",
+        "over_tasks": row,
+        "over_seeds": {"both": row},
+        "per_domain": {},
+        "relative": None,
+    }
+
+
+def result(entry, cells, contrasts, tasks="regression"):
+    return {
+        **{"entry": entry, "scale": "cpu", "tasks": tasks},
+        **{"cells": cells, "contrasts": contrasts},
+    }
+
+
+MEMORY = [cell("maml-emo", role="emo"), cell("maml-emo-paper", role="emo")]
+
+
+@pytest.mark.parametrize(("base", "verdict"), [(2.0, "holds"), (0.0, "does not hold")])
+def test_what_is_said_of_learners_without_memory_counts_for_every_reading(base, verdict):
+    rules = [cell(f"maml {rule}", "maml") for rule in ("momentum", "adam")]
+    cells = [cell("maml"), *rules, *MEMORY]
+    found = entry_findings(
+        result(
+            "T2",
+            cells,
+            [
+                contrast("maml-emo", "maml", 2.0),
+                contrast("maml-emo-paper", "maml", 2.0),
+                contrast("maml", "maml momentum", base, name="SGD vs Momentum"),
+                contrast("maml momentum", "maml adam", 2.0, name="Momentum vs Adam"),
+            ],
+        )
+    )
+    assert {finding.reading: finding.verdict for finding in found} == {
+        "ours": verdict,
+        "literal": verdict,
+    }
+    assert all("SGD vs Momentum: " in finding.ours for finding in found)
+
+
+def test_a_learner_that_takes_the_rates_of_another_is_no_control():
+    cells = [cell("maml"), cell("arml", of="maml"), cell("arml-emo", role="emo", of="maml")]
+    cells.append(cell("maml longer", "maml", of="maml"))
+    pairs = [("arml-emo", "arml"), ("arml-emo", "maml longer")]
+    (found,) = entry_findings(result("T7", cells, [contrast(*pair, 2.0) for pair in pairs]))
+    assert found.verdict == "undecided"  # the table claims more than was run
+    assert "arml-emo vs arml: " in found.ours
+    assert "maml longer" not in found.ours
+    assert found.ours.endswith("better than 1 of 1 controls")
+
+
+def test_a_cell_may_say_which_reading_it_has_where_its_preset_does_not():
+    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
+    cells.append({**cell("T=100 mended", "maml-emo-paper", "emo"), "reading": "mended"})
+    pairs = [contrast(one["name"], "maml", 2.0, claims=["C4"]) for one in cells[1:]]
+    found = claim_findings("C4", result("F3", cells, pairs))
+    assert {finding.reading for finding in found} == {"literal", "mended"}
+
+
+def test_what_the_paper_claims_counts_also_of_cells_that_share_their_rates():
+    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
+    cells.append(cell("T=20", "maml-emo-paper", "emo", of="T=100"))
+    pairs = [contrast("T=100", "T=20", 0.0, claims=["C4"])]
+    (found,) = entry_findings(result("F3", cells, pairs))
+    assert found.verdict == "does not hold"
+    assert "T=100 vs T=20" in found.ours
+    assert "controls" not in found.ours
+
+
+def test_a_claim_of_which_a_part_was_not_run_is_undecided_and_says_which():
+    cells = [cell("meta-sgd"), cell("meta-sgd-emo", role="emo")]
+    pairs = [contrast("meta-sgd-emo", "meta-sgd", 2.0, claims=["C1"])]
+    (found,) = claim_findings("C1", result("T1", cells, pairs, tasks="pictures"))
+    assert found.verdict == "undecided"
+    assert "maml-emo vs maml: not run; anil-emo vs anil: not run" in found.ours
+    names = ("maml", "anil")
+    cells += [
+        cell(f"{n}{kind}", role="emo" if kind else "base") for n in names for kind in ("", "-emo")
+    ]
+    pairs += [contrast(f"{n}-emo", n, 2.0, claims=["C1"]) for n in names]
+    (found,) = claim_findings("C1", result("T1", cells, pairs, tasks="pictures"))
+    assert found.verdict == "holds"
+    assert "not run" not in found.ours
+
+
+@pytest.mark.parametrize("entry", ["F1", "F6", "T6"])
+def test_entries_without_contrasts_are_undecided_where_cells_are_missing(entry):
+    (found,) = entry_findings(result(entry, [cell("maml")], [], tasks="pictures"))
+    assert found.verdict == "undecided"
+    assert found.ours == "not all of it was run"
+
+
+@pytest.mark.parametrize(("worlds", "verdict"), [(4, "holds"), (3, "undecided"), (0, "undecided")])
+def test_the_matrix_of_sets_needs_all_four(worlds, verdict):
+    known = FOUR[:worlds]
+    cells = [{**cell("maml"), "world": "mixed", "tests": {}}]
+    for trained in known:
+        scores = {tested: 0.9 if tested == trained else 0.3 for tested in known}
+        tests = {t: {"metric": "accuracy", "mean": {"value": v}} for t, v in scores.items()}
+        cells.append({**cell(f"maml on {trained}", "maml"), "world": trained, "tests": tests})
+    (found,) = entry_findings(result("F4", cells, []))
+    assert found.verdict == verdict
+
+
+def test_a_control_that_is_the_base_learner_itself_is_not_counted_twice():
+    cells = [cell("maml", runs=("r",)), *MEMORY]
+    cells.append(cell("maml-emo/no-memory", "maml-emo", "control", "maml-emo", runs=("r",)))
+    cells.append(cell("maml-emo/one-slot", "maml-emo", "control", "maml-emo"))
+    pairs = [contrast("maml-emo", "maml", 2.0, claims=["C1"])]
+    pairs += [contrast("maml-emo", c["name"], 2.0) for c in cells[-2:]]
+    (found,) = claim_findings("C1", result("T1", cells, pairs))
+    assert found.ours.endswith("better than 1 of 1 controls")
+
+
+def test_a_learner_that_takes_the_rates_of_other_sets_is_no_control():
+    other = cell("maml on diverse", "maml", of="maml")
+    memory = cell("maml-emo on diverse", "maml-emo", "emo", "maml")
+    cells = [cell("maml"), *MEMORY, {**other, "world": "diverse"}, {**memory, "world": "diverse"}]
+    pairs = [contrast("maml-emo", "maml", 2.0, claims=["C1"])]
+    pairs.append(contrast("maml-emo on diverse", "maml on diverse", 2.0))
+    found = entry_findings(result("T1", cells, pairs, tasks="pictures"))
+    (ours,) = (one for one in found if one.reading == "ours")
+    assert "maml-emo on diverse vs maml on diverse" in ours.ours
+    assert "controls" not in ours.ours
+
+
+def test_controls_after_all_steps_are_not_held_against_fewer():
+    cells = [cell("maml"), *MEMORY, cell("maml-emo/one-slot", "maml-emo", "control", "maml-emo")]
+    pairs = [contrast("maml-emo", "maml", claims=["C2"]), contrast("maml-emo", "maml-emo/one-slot")]
+    for entry, said in (("F2", False), ("T2", True)):
+        (found,) = claim_findings("C2", result(entry, cells, pairs))
+        assert ("controls" in found.ours) is said

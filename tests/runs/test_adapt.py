@@ -1,0 +1,310 @@
+"""Pictures of one's own: any form of them, any number per class, answered as tensors would be."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchemo.config.run import (
+    AggregatorConfig,
+    DataConfig,
+    EMOConfig,
+    KeyConfig,
+    LearnerConfig,
+    MemoryConfig,
+    ModelConfig,
+    RetrievalConfig,
+    RunConfig,
+    ValueConfig,
+)
+from torchemo.core.errors import ConfigError, DataError
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Batch, Episode, TaskShape
+from torchemo.runs import adapt as adaptation
+from torchemo.runs.adapt import answer_folder, query_pictures
+from torchemo.runs.experiment import build_trainer
+from torchemo.runs.load import Trained
+from torchemo.runs.score import memory_digest
+from torchemo.training.step import predict
+
+SIZE = 16
+SHAPE = TaskShape("classification", (3, SIZE, SIZE), 2)
+CONFIG = RunConfig(
+    learner=LearnerConfig(steps=2),
+    model=ModelConfig(filters=4),
+    data=DataConfig(image_size=SIZE, n_way=2),
+)
+MEMORY = EMOConfig(
+    memory=MemoryConfig(capacity=3),
+    key=KeyConfig(dim=8, heads=2, ff=8, layers=1),
+    retrieval=RetrievalConfig(k=2),
+    aggregator=AggregatorConfig(kind="sum"),
+)
+RED, BLUE, GREEN = (220, 30, 30), (30, 40, 220), (30, 200, 40)
+
+
+def trained(config=CONFIG, shape=SHAPE):
+    """A run that never met data: every number is as it was drawn."""
+    trainer = build_trainer(config, shape)
+    if trainer.emo is not None:
+        g = generator_for(0, "tasks")
+        x = torch.rand(3, 4, *shape.x, generator=g)
+        y = torch.arange(4).repeat(3, 1) % 2
+        episode = Episode(Batch(x, y), Batch(x, y), domain=torch.tensor([0, 1, 0]))
+        trainer.step(episode)
+    return Trained(config, trainer, shape, ("stones", "leaves"))
+
+
+def with_memory(**more):
+    return replace(CONFIG, emo=MEMORY, **more)
+
+
+def noise(colour, seed, *, size=SIZE):
+    grain = np.random.default_rng(seed).integers(-25, 26, (size, size, 3))
+    return Image.fromarray((np.array(colour) + grain).clip(0, 255).astype(np.uint8))
+
+
+def save(image, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two red and three blue support pictures; two queries of either colour."""
+    support, query = tmp_path / "support", tmp_path / "query"
+    for i in range(2):
+        save(noise(RED, i), support / "red" / f"{i}.png")
+        save(noise(RED, 10 + i), query / f"red {i}.png")
+        save(noise(BLUE, 20 + i), query / "more" / f"blue {i}.png")
+    for i in range(3):
+        save(noise(BLUE, 30 + i), support / "blue" / f"{i}.png")
+    return support, query
+
+
+def tensors(paths):
+    return torch.stack(
+        [torch.from_numpy(np.asarray(Image.open(p)).copy()).permute(2, 0, 1) / 255 for p in paths]
+    )
+
+
+@pytest.mark.parametrize("config", [CONFIG, with_memory()], ids=["plain", "memory"])
+def test_a_folder_is_answered_as_the_same_tensors_are(folders, config):
+    support, query = folders
+    run = trained(config)
+    found = answer_folder(run, support, query=query)
+    files = [*sorted((support / "blue").iterdir()), *sorted((support / "red").iterdir())]
+    asked = [query / p.file for p in found.predictions]
+    episode = Episode(
+        Batch(tensors(files)[None], torch.tensor([[0, 0, 0, 1, 1]])),
+        Batch(tensors(asked)[None], torch.zeros(1, 4, dtype=torch.int64)),
+    )
+    expected = predict(run.trainer.learner, run.trainer.params, episode, emo=run.trainer.emo)[-1]
+    got = torch.tensor([p.probabilities for p in found.predictions])
+    assert torch.allclose(got, expected[0].softmax(1), atol=1e-6)
+    assert not torch.allclose(got[0], got[-1], atol=1e-3)  # the answers are not all alike
+    assert found.classes == ("blue", "red")
+    assert found.shots == (3, 2)
+    assert found.inner_steps == 2
+
+
+def test_predictions_name_the_two_most_probable_classes(folders):
+    support, query = folders
+    save(noise(GREEN, 1), support / "green" / "0.png")
+    run = trained(shape=replace(SHAPE, n_out=3))
+    for p in answer_folder(run, support, query=query).predictions:
+        ordered = sorted(zip(p.probabilities, ("blue", "green", "red"), strict=True), reverse=True)
+        assert ordered[:2] == [
+            (p.probability, p.predicted),
+            (p.runner_up_probability, p.runner_up),
+        ]
+        assert sum(p.probabilities) == pytest.approx(1)
+
+
+def test_the_names_of_queries_are_those_within_their_folder(folders):
+    _, query = folders
+    names = ["red 0.png", "red 1.png", "more/blue 0.png", "more/blue 1.png"]
+    assert sorted(query_pictures(query)) == sorted(names)
+    assert list(query_pictures(query / "red 0.png")) == ["red 0.png"]
+
+
+def test_a_picture_is_the_same_in_any_size_mode_and_rotation(folders, tmp_path):
+    support, _ = folders
+    # Four plain quarters survive enlarging by whole factors exactly, up to a little ringing.
+    pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
+    pixels[: SIZE // 2] = RED
+    pixels[:, : SIZE // 2] += 30
+    upright = Image.fromarray(pixels)
+    turned = upright.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    query = tmp_path / "q"
+    save(upright, query / "a.png")
+    save(turned, query / "b.png", exif=exif)
+    save(upright.convert("RGBA"), query / "c.png")
+    save(upright.convert("P", palette=Image.Palette.ADAPTIVE), query / "d.png")
+    save(upright.resize((64, 32), Image.Resampling.NEAREST), query / "e.bmp")
+    found = {
+        p.file: p.probability for p in answer_folder(trained(), support, query=query).predictions
+    }
+    for name in ("b.png", "c.png", "d.png"):
+        assert found[name] == pytest.approx(found["a.png"], abs=1e-6), name
+    assert found["e.bmp"] == pytest.approx(found["a.png"], abs=0.05)
+
+
+def test_the_order_of_files_and_classes_has_no_say(folders, tmp_path):
+    support, query = folders
+    renamed = tmp_path / "renamed"
+    for colour in ("red", "blue"):
+        for i, path in enumerate(sorted((support / colour).iterdir(), reverse=True)):
+            save(Image.open(path), renamed / colour / f"{i}.png")
+    run = trained()
+    first, second = (answer_folder(run, s, query=query) for s in (support, renamed))
+    for one, other in zip(first.predictions, second.predictions, strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize("n_way", [2, 3])
+def test_proto_maml_tells_plain_colours_apart_for_any_number_of_classes(folders, n_way):
+    support, query = folders
+    if n_way == 3:
+        save(noise(GREEN, 1), support / "green" / "0.png")
+        save(noise(GREEN, 2), query / "green 0.png")
+    run = trained(replace(CONFIG, learner=LearnerConfig(name="proto-maml", steps=1)))
+    found = answer_folder(run, support, query=query)
+    assert len(found.classes) == n_way
+    for p in found.predictions:
+        assert p.predicted in p.file
+
+
+def test_another_number_of_classes_than_the_head_is_refused(folders):
+    support, query = folders
+    save(noise(GREEN, 1), support / "green" / "0.png")
+    with pytest.raises(ConfigError, match=r"3 classes, the run was trained for 2.*\n.*proto-maml"):
+        answer_folder(trained(), support, query=query)
+
+
+def test_a_memory_of_heads_is_bound_to_their_number_of_classes(folders):
+    support, query = folders
+    save(noise(GREEN, 1), support / "green" / "0.png")
+    proto = with_memory(learner=LearnerConfig(name="proto-maml", steps=1))
+    with pytest.raises(ConfigError, match="memory holds heads of 2"):
+        answer_folder(trained(proto), support, query=query)
+    dropped = replace(proto, emo=replace(MEMORY, value=ValueConfig(head_align="drop")))
+    assert len(answer_folder(trained(dropped), support, query=query).recalled) == 2
+
+
+def test_what_is_recalled_is_told_nearest_first_and_the_memory_is_left_alone(folders):
+    support, query = folders
+    # Recall dropout belongs to meta-training alone.
+    config = with_memory()
+    config = replace(config, emo=replace(MEMORY, value=ValueConfig(recall_dropout=1.0)))
+    run = trained(config)
+    memory, before = run.trainer.emo.memory, memory_digest(run.trainer.emo)
+    found = answer_folder(run, support, query=query)
+    assert memory_digest(run.trainer.emo) == before
+    assert len(found.recalled) == 2
+    assert found.recalled[0].distance <= found.recalled[1].distance
+    for one in found.recalled:
+        assert one.domain == ("stones", "leaves", "stones")[one.slot]
+        assert one.age == int(memory.ages[one.slot])
+    assert sum(one.weight for one in found.recalled) == pytest.approx(1)
+    assert answer_folder(trained(), support, query=query).recalled == ()
+
+
+def test_pictures_unlike_those_of_training_are_answered_without_the_memory(folders):
+    support, query = folders
+    judging = replace(MEMORY, retrieval=RetrievalConfig(k=2, familiar=0.9))
+    run = trained(replace(CONFIG, emo=judging))
+    found = answer_folder(run, support, query=query)
+    assert (found.familiar, len(found.recalled)) == (True, 2)  # too few tasks to judge by
+    elsewhere = torch.eye(8)[:1] + 1e-3 * torch.randn(64, 8, generator=generator_for(0, "keys"))
+    run.trainer.emo.familiarity.see(elsewhere)
+    found = answer_folder(run, support, query=query)
+    assert (found.familiar, found.recalled) == (False, ())
+    run.trainer.emo = None
+    alone = answer_folder(run, support, query=query)
+    assert [p.probabilities for p in found.predictions] == [
+        p.probabilities for p in alone.predictions
+    ]
+    assert alone.familiar is None
+
+
+def test_many_queries_are_dealt_out_and_come_back_in_order(folders, monkeypatch):
+    support, query = folders
+    for i in range(5):
+        save(noise(GREEN, 50 + i), query / f"{i}.png")
+    # Layer normalisation looks at one picture at a time: then hands change nothing.
+    run = trained(replace(CONFIG, model=ModelConfig(filters=4, bn="layer")))
+    whole = answer_folder(run, support, query=query)
+    monkeypatch.setattr(adaptation, "QUERIES_AT_ONCE", 4)
+    dealt = answer_folder(run, support, query=query)
+    assert len(whole.predictions) == 9
+    for one, other in zip(whole.predictions, dealt.predictions, strict=True):
+        assert one.file == other.file
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
+
+
+def test_inverting_pictures_is_the_same_as_inverted_pictures(folders, tmp_path):
+    support, query = folders
+    for path in [*support.rglob("*.png"), *query.rglob("*.png")]:
+        place = tmp_path / "inverted" / path.relative_to(tmp_path)
+        save(Image.fromarray(255 - np.asarray(Image.open(path))), place)
+    run = trained()
+    asked = answer_folder(run, support, query=query, invert=True)
+    made = answer_folder(
+        run, tmp_path / "inverted" / "support", query=tmp_path / "inverted" / "query"
+    )
+    assert asked == made
+    assert asked != answer_folder(run, support, query=query)
+
+
+def test_more_inner_steps_can_be_asked_for(folders):
+    support, query = folders
+    run = trained()
+    found = {s: answer_folder(run, support, query=query, steps=s) for s in (0, 5)}
+    assert (found[0].inner_steps, found[5].inner_steps) == (0, 5)
+    assert found[0].predictions != found[5].predictions
+
+
+def test_folders_without_what_they_should_hold_are_refused(folders, tmp_path):
+    support, query = folders
+    run = trained()
+    with pytest.raises(DataError, match=r"nowhere: there is no such folder"):
+        answer_folder(run, tmp_path / "nowhere", query=query)
+    with pytest.raises(DataError, match="nowhere"):
+        answer_folder(run, support, query=tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no pictures"):
+        answer_folder(run, support, query=tmp_path / "empty")
+    (support / "third").mkdir()
+    with pytest.raises(DataError, match="class 'third' has no pictures"):
+        answer_folder(run, support, query=query)
+
+
+def test_a_broken_picture_is_named(folders):
+    support, query = folders
+    (query / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    with pytest.raises(DataError, match=r"broken\.jpg"):
+        answer_folder(trained(), support, query=query)
+
+
+def test_a_run_on_numbers_takes_no_pictures(folders):
+    support, query = folders
+    config = RunConfig(model=ModelConfig(name="mlp", hidden=(4,)))
+    run = trained(config, TaskShape("regression", (1,), 1, n_shot=4))
+    with pytest.raises(ConfigError, match="not on pictures"):
+        answer_folder(run, support, query=query)
+
+
+def test_answers_are_plain_for_machines(folders):
+    support, query = folders
+    found = answer_folder(trained(with_memory()), support, query=query).to_dict()
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert again["classes"] == {"blue": 3, "red": 2}
+    assert list(again["predictions"][0]["probabilities"]) == ["blue", "red"]
+    assert set(again["recalled"][0]) == {"slot", "distance", "weight", "age", "domain"}
