@@ -137,7 +137,7 @@ def _memory_goals(record):
         "mean, first step": 3,
         "sum, first step": 3,
         "gated, first step": 3,
-        "consolidation": 3,
+        "offsets": 3,
         "sum, key network, trained: outer": 10,
         "sum, key network, trained: self_recognition": 10,
         "sum, statistics network, trained: self_recognition": 10,

@@ -33,7 +33,7 @@ BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
 
 
 def pictures_of_our_own(data, folder):
-    """Lay out three pictures of each class as support, two as queries."""
+    """Lay out three images of each class as support, two as queries."""
     (folder / "query").mkdir(parents=True)
     with zipfile.ZipFile(data / "birds84.zip") as source:
         for name in CLASSES:

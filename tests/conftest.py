@@ -9,7 +9,7 @@ import pytest
 
 FULL = ("maml",)
 """Learners that meet everything in the unit tier."""
-PLAIN = (None, "sum", "consolidate")
+PLAIN = (None, "sum", "offsets")
 """Memories that every learner meets in the unit tier."""
 FAMILY = ("arml", "hsml", "tsa-maml", "musml", "bmg")
 """Learners around MAML: their seams with memories are MAML's, so the unit tier meets them without."""
@@ -39,7 +39,7 @@ def params_of(item):
 
 def is_triple(module, chosen):
     """Whether each pair of this learner, memory and rule meets elsewhere on the compiled block."""
-    simple = chosen.get("rule", "sgd") == "sgd" or chosen.get("emo_case") in (None, "consolidate")
+    simple = chosen.get("rule", "sgd") == "sgd" or chosen.get("memory_case") in (None, "offsets")
     return module == "test_fused.py" and not simple and chosen.get("case") not in FULL
 
 
@@ -47,22 +47,22 @@ def is_costly(module, test, chosen):
     learner = str(chosen.get("case") or chosen.get("learner") or chosen.get("name") or "maml")
     if module == "test_train.py":
         return learner not in (*FULL, "tsa-maml") or (
-            learner != "maml" and not chosen.get("consolidate", True)
+            learner != "maml" and chosen.get("memory") == "gradients"
         )
     if module == "test_learning.py":
-        return learner not in (*FULL, "proto-maml")
+        return learner not in (*FULL, "proto-maml", "protonet")
     if module == "test_fused.py":
         return not plain(chosen) or learner not in ("maml", "anil")
-    if "finite_differences" in test and learner not in FULL and chosen.get("emo_case"):
+    if "finite_differences" in test and learner not in FULL and chosen.get("memory_case"):
         return True
     if learner in FULL:
         return module == "test_workers.py" and not plain(chosen)
     if learner.startswith(FAMILY):
-        return not plain(chosen) or "/" in learner or bool(chosen.get("emo_case"))
+        return not plain(chosen) or "/" in learner or bool(chosen.get("memory_case"))
     return not plain(chosen)
 
 
 def plain(chosen):
     """Whether a combination has SGD, LRU and a plain memory or none."""
     usual = (chosen.get("rule", "sgd"), chosen.get("controller", "lru")) == ("sgd", "lru")
-    return usual and chosen.get("emo_case") in PLAIN
+    return usual and chosen.get("memory_case") in PLAIN

@@ -2,8 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import re
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -13,20 +14,53 @@ import pytest
 import torch
 from beartype.door import is_bearable
 
-from torchemo.config.run import EMOConfig, LearnerConfig
+from torchemo.config.presets import preset
+from torchemo.config.registry import Part
+from torchemo.config.run import OuterConfig, RunConfig
 from torchemo.core.losses import cross_entropy
 from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.data.episodes import EpisodeSpec
+from torchemo.learners import LEARNERS as LEARNER_PARTS
 from torchemo.learners.build import build_learner
 from torchemo.learners.gradient.inner import task_gradients
+from torchemo.learners.learner import host
+from torchemo.memory import MEMORIES
+from torchemo.memory.aggregators import AGGREGATORS
+from torchemo.memory.controllers import CONTROLLERS, LRU, Clock
+from torchemo.memory.emo import EMO, EMOOptions
+from torchemo.memory.keys import KEYS
+from torchemo.memory.offsets import OffsetMemory
+from torchemo.memory.recall import Retrieval
+from torchemo.memory.scale.approximate import ApproximateIndex
+from torchemo.memory.slots import SlotAdam
 from torchemo.models import MLP, Conv4
-from torchemo.runs.build import build_emo
 from torchemo.training.step import outer_step
-from torchemo.training.trainer import OuterConfig
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-ROOTS = {"learner": LearnerConfig, "outer": OuterConfig, "episode": EpisodeSpec}
+PARTS = {
+    "learner": LEARNER_PARTS,
+    "memory": MEMORIES,
+    "memory.key": KEYS,
+    "memory.aggregator": AGGREGATORS,
+    "memory.controller": CONTROLLERS,
+}
+"""Sections of a configuration that choose a part by name."""
+USUAL = {
+    "learner": "maml",
+    "memory": "gradients",
+    "memory.key": EMOOptions().key.name,
+    "memory.aggregator": EMOOptions().aggregator.name,
+    "memory.controller": EMOOptions().controller.name,
+}
+"""Whose defaults the page states: those of this part, or of the first other one that has the option."""
+OTHERS = {"outer": OuterConfig, "episode": EpisodeSpec}
+CLASSES = {
+    kind.__name__: kind
+    for kind in (EMO, OffsetMemory, Retrieval, ApproximateIndex, SlotAdam, LRU, Clock)
+}
+"""Classes whose arguments the page names, which are no options of runs."""
+NOTHING = "–"
 LEARNERS = {"MAML": "maml", "ANIL": "anil", "Meta-SGD": "meta-sgd"}
 SHOTS = ("1-shot", "5-shot")
 
@@ -62,20 +96,20 @@ def value_of(word):
 
 
 def options():
-    """Yield ``(name, default, literal)`` of every option on the page; literal is still text."""
+    """Yield ``(name, default, paper)`` of every option on the page; the paper's value is still text."""
     for row in rows_with("Option"):
         if row["Option"] == "no option":
             continue
-        lines = [row[column].split("<br>") for column in ("Option", "Ours", "Literal")]
+        lines = [row[column].split("<br>") for column in ("Option", "Default", "Paper")]
         assert len({len(part) for part in lines}) == 1, f"{row['Option']}: lines do not match"
-        for option, ours, literal in zip(*lines, strict=True):
-            yield code(option)[0], value_of(code(ours)[0]), literal
+        for option, default, paper in zip(*lines, strict=True):
+            yield code(option)[0], value_of(code(default)[0]), paper
 
 
 OPTIONS = list(options())
 
 
-def literal_value(text, learner, shot):
+def paper_value(text, learner, shot):
     """The value for a learner and a number of shots: the one that bears its name, else the first."""
     words = re.findall(r"(?:([\w-]+): )?`([^`]+)`", text)
     named = {name: value_of(word) for name, word in words}
@@ -84,18 +118,51 @@ def literal_value(text, learner, shot):
     return named.get(learner, named.get(shot, named[""]))
 
 
-def field_of(option):
-    """Return the dataclass that holds an option and its field, as the page addresses it."""
-    *path, name = option.split(".")
-    owner = ROOTS[path.pop(0)] if path[0] in ROOTS else EMOConfig
-    for part in path:
-        owner = get_type_hints(owner)[part]
-    found = [field for field in fields(owner) if field.name == name]
-    return owner, found[0] if found else None
+def has(kind, name):
+    return name in {field.name for field in fields(kind)}
 
 
-def default_of(field: Field):
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def owner_of(option):
+    """Return the class whose options or arguments hold an option as the page addresses it, or None."""
+    section, _, name = option.rpartition(".")
+    if section in CLASSES:
+        return CLASSES[section] if name in inspect.signature(CLASSES[section]).parameters else None
+    if section in OTHERS:
+        return OTHERS[section] if has(OTHERS[section], name) else None
+    if section not in PARTS:
+        return None
+    kinds = [PARTS[section].options_of(part) for part in (USUAL[section], *PARTS[section])]
+    return next((kind for kind in kinds if has(kind, name)), None)
+
+
+def chooses_part(option):
+    section, _, name = option.rpartition(".")
+    return name == "name" and section in PARTS
+
+
+def is_real(option):
+    return chooses_part(option) or owner_of(option) is not None
+
+
+def default_of(option):
+    section, _, name = option.rpartition(".")
+    if chooses_part(option):
+        return RunConfig().memory.name if section == "memory" else USUAL[section]
+    owner = owner_of(option)
+    if section in CLASSES:
+        return inspect.signature(owner).parameters[name].default
+    return getattr(owner(), name)
+
+
+def is_legal(option, value):
+    section, _, name = option.rpartition(".")
+    if chooses_part(option):
+        return value in PARTS[section]
+    owner = owner_of(option)
+    hints = get_type_hints(owner)
+    return is_bearable(
+        value, hints[name] if name in hints else get_type_hints(owner.__init__)[name]
+    )
 
 
 @cache
@@ -118,12 +185,12 @@ def test_every_equation_and_algorithm_is_there_once_with_code_and_a_test():
         assert code(row["Shown by"]), row
 
 
-def test_every_reading_is_there_once_with_an_answer():
-    rows = rows_with("Reading")
-    assert [row["Reading"] for row in rows] == [f"A{n}" for n in range(1, 35)]
+def test_every_open_point_is_there_once_with_an_answer():
+    rows = rows_with("Point")
+    assert [row["Point"] for row in rows] == [f"A{n}" for n in range(1, 35)]
     for row in rows:
         assert row["What is open"].endswith("."), row
-        assert row["Ours"] not in ("", "–"), row
+        assert row["Default"] not in ("", NOTHING), row
         assert row["Option"] == "no option" or code(row["Shown by"]), row
 
 
@@ -159,67 +226,90 @@ def test_every_file_named_exists():
             assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize(("option", "ours"), [row[:2] for row in OPTIONS])
-def test_every_option_is_a_field_with_the_default_that_is_stated(option, ours):
-    _, field = field_of(option)
-    assert field is not None, f"{option} is no option"
-    default = default_of(field)
-    assert type(ours) is type(default), f"{option}: the page says {ours!r}, it is {default!r}"
-    assert ours == default, f"{option}: the page says {ours!r}, it is {default!r}"
+@pytest.mark.parametrize(("option", "stated"), [row[:2] for row in OPTIONS])
+def test_every_option_is_there_with_the_default_that_is_stated(option, stated):
+    assert is_real(option), f"{option} is no option"
+    default = default_of(option)
+    assert type(stated) is type(default), f"{option}: the page says {stated!r}, it is {default!r}"
+    assert stated == default, f"{option}: the page says {stated!r}, it is {default!r}"
 
 
-def test_every_option_of_emo_is_in_the_ledger_exactly_once():
+def test_every_option_of_a_memory_is_in_the_ledger_exactly_once():
     names = [row[0] for row in OPTIONS]
     assert len(names) == len(set(names))
-    groups = get_type_hints(EMOConfig)
-    assert all(is_dataclass(group) for group in groups.values())
-    every = {f"{name}.{field.name}" for name, group in groups.items() for field in fields(group)}
+    memory = {section: registry for section, registry in PARTS.items() if section != "learner"}
+    every = {
+        f"{section}.{field.name}"
+        for section, registry in memory.items()
+        for part in registry
+        for field in fields(registry.options_of(part))
+        if f"{section}.{field.name}" not in memory
+    } | {f"{section}.name" for section in memory}
+    assert len(every) > 40
     assert every <= set(names), f"not in docs/paper.md: {sorted(every - set(names))}"
 
 
 def test_options_named_in_the_text_are_real_and_those_not_offered_are_not():
     missing = re.search(r"^## What is deliberately not offered\n(.*?)^## ", TEXT, re.M | re.S)[1]
     not_offered = set(re.findall(r"^- `([^`]+)`:", missing, flags=re.MULTILINE))
-    assert not_offered == {"key.aux", "value.summary"}
-    groups = "|".join([*get_type_hints(EMOConfig), *ROOTS])
-    for option in code(TEXT):
-        if re.fullmatch(rf"(?:{groups})\.\w+", option):
-            assert (field_of(option)[1] is None) == (option in not_offered), option
+    assert not_offered == {"memory.key.aux", "memory.summary"}
+    sections = "|".join(map(re.escape, [*PARTS, *OTHERS, *CLASSES]))
+    named = [option for option in code(TEXT) if re.fullmatch(rf"(?:{sections})\.\w+", option)]
+    assert len(named) > len(OPTIONS)
+    for option in named:
+        assert is_real(option) == (option not in not_offered), option
 
 
 @pytest.mark.parametrize("shot", SHOTS)
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_every_literal_value_is_a_legal_one(learner, shot):
+def test_every_value_of_the_paper_is_a_legal_one(learner, shot):
     for option, _, text in OPTIONS:
-        owner, field = field_of(option)
-        value = literal_value(text, learner, shot)
-        assert is_bearable(value, get_type_hints(owner)[field.name]), f"{option} = {value!r}"
+        if text != NOTHING:
+            value = paper_value(text, learner, shot)
+            assert is_legal(option, value), f"{option} = {value!r}"
 
 
-def literal_reading(learner, shot):
-    """The options of the literal column as configs."""
-    emo = EMOConfig()
-    parts = {"learner": LearnerConfig(name=LEARNERS[learner]), "outer": OuterConfig()}
-    parts |= {group: getattr(emo, group) for group in get_type_hints(EMOConfig)}
-    parts["episode"] = EpisodeSpec(n_shot=int(shot[0]))
-    changes = {group: {} for group in parts}
-    for option, _, text in OPTIONS:
-        group, name = option.split(".")
-        changes[group][name] = literal_value(text, learner, shot)
-    made = {group: replace(part, **changes[group]) for group, part in parts.items()}
-    own = {group: made.pop(group) for group in ("learner", "outer", "episode")}
-    return EMOConfig(**made), own
+def paper_variant(learner, shot):
+    """Return the column *Paper* as ``(memory part, {learner: part, outer: ..., episode: ...})``."""
+    values = {o: paper_value(text, learner, shot) for o, _, text in OPTIONS if text != NOTHING}
+    parts = {section: Part(values.get(f"{section}.name", USUAL[section])) for section in PARTS}
+    parts["learner"] = Part(LEARNERS[learner])
+    own = {"outer": OuterConfig(), "episode": EpisodeSpec(n_shot=int(shot[0]))}
+    for option, value in values.items():
+        section, _, name = option.rpartition(".")
+        if section in own:
+            own[section] = replace(own[section], **{name: value})
+        elif section in CLASSES or (
+            name != "name" and not has(PARTS[section].options_of(parts[section].name), name)
+        ):
+            # Runs cannot set it, or the chosen part does not have it: it must not ask for anything.
+            assert value == default_of(option), option
+        elif name != "name":
+            parts[section] = parts[section].set(**{name: value})
+    inner = {name: parts[f"memory.{name}"] for name in ("key", "aggregator", "controller")}
+    return parts["memory"].set(**inner), {"learner": parts["learner"], **own}
 
 
 @pytest.mark.parametrize("shot", SHOTS)
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_the_literal_reading_can_be_built_and_used(learner, shot):
-    config, own = literal_reading(learner, shot)
+def test_the_paper_variant_is_the_preset_of_that_name(learner, shot):
+    memory, own = paper_variant(learner, shot)
+    config = preset(f"{LEARNERS[learner]}-emo-paper", n_shot=int(shot[0]))
+    assert MEMORIES.complete(config.memory) == MEMORIES.complete(memory)
+    assert LEARNER_PARTS.complete(config.learner) == LEARNER_PARTS.complete(own["learner"])
+    assert config.outer == own["outer"]
+
+
+@pytest.mark.parametrize("shot", SHOTS)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_paper_variant_can_be_built_and_used(learner, shot):
+    memory, own = paper_variant(learner, shot)
     spec = own["episode"]
     way, size = 2, 16
     tasks = TaskShape("classification", (3, size, size), way, n_shot=spec.n_shot)
     made = build_learner(own["learner"], Conv4(way, image_size=size, filters=2), tasks)
-    emo = build_emo(config, made, tasks)
+    kind, options = MEMORIES.resolve(memory)
+    emo = kind.build(options, host(made), tasks)
     params = made.init(torch.Generator().manual_seed(1))
     g = torch.Generator().manual_seed(0)
 
@@ -229,7 +319,9 @@ def test_the_literal_reading_can_be_built_and_used(learner, shot):
 
     recalled = []
     for _ in range(2):
-        step = outer_step(made, params, Episode(batch(spec.n_shot), batch(spec.n_query)), emo=emo)
+        step = outer_step(
+            made, params, Episode(batch(spec.n_shot), batch(spec.n_query)), memory=emo
+        )
         emo.remember(step.recall, step.values)
         recalled.append(step.recall.m)
         assert all(gradient.isfinite().all() for gradient in step.gradients.values())

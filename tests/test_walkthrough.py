@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "walkthrough.md").read_text()
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "walkthrough.json").read_text())
 COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"(?m)^\$ (torchemo .+)$", TEXT)]
-WRONG = ("maml-emu", "train.iteration=300")
+WRONG = ("maml-emu", "train.step=300")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -33,7 +33,7 @@ def test_what_is_typed_is_understood(words):
 def test_every_comparison_shows_what_was_recorded():
     shown = re.findall(
         r"│ all    │ (\S+) \[(\S+), (\S+)\] │ (\S+) │\n.*\n"
-        r"MAML (\S+), MAML \+ EMO (\S+); (\d+) tasks",
+        r"MAML (\S+), MAML \+ offsets (\S+); (\d+) tasks",
         TEXT,
     )
     recorded = []

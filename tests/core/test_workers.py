@@ -5,37 +5,33 @@ import threading
 import pytest
 import torch
 
-from tests.laws.cases import (
-    EMO_CASES,
-    LEARNER_CASES,
-    make_emo,
-    make_episode,
-    make_learner,
-    make_params,
-)
+from tests.laws.cases import make_episode, make_learner, make_memory, make_params, pairs
 from torchemo.core.types import Batch, Episode
 from torchemo.core.workers import run_tasks
-from torchemo.learners import MAML, InnerLoop
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
 from torchemo.models import Conv4
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 
-@pytest.mark.parametrize("emo_case", [None, *EMO_CASES])
-@pytest.mark.parametrize("case", LEARNER_CASES)
-def test_results_are_bitwise_the_same_for_any_number_of_workers(case, emo_case):
+@pytest.mark.parametrize(("case", "memory_case"), pairs(alone=True))
+def test_results_are_bitwise_the_same_for_any_number_of_workers(case, memory_case):
     learner = make_learner(case)
     params, episode = make_params(learner), make_episode(tasks=5)
-    emo = None if emo_case is None else make_emo(emo_case, learner)
-    one, *others = (outer_step(learner, params, episode, emo=emo, workers=n) for n in (1, 2, 4))
+    memory = None if memory_case is None else make_memory(memory_case, learner)
+    one, *others = (
+        outer_step(learner, params, episode, memory=memory, workers=n) for n in (1, 2, 4)
+    )
     for other in others:
         assert torch.equal(one.losses, other.losses)
-        for part in ("gradients", "emo_gradients", "rows", "values"):
+        for part in ("gradients", "memory_gradients", "rows", "values"):
             a, b = getattr(one, part), getattr(other, part)
             assert a.keys() == b.keys()
             assert all(torch.equal(a[n], b[n]) for n in a)
     for a, b in zip(
-        predict(learner, params, episode, emo=emo),
-        predict(learner, params, episode, emo=emo, workers=4),
+        predict(learner, params, episode, memory=memory).outputs,
+        predict(learner, params, episode, memory=memory, workers=4).outputs,
         strict=True,
     ):
         assert torch.equal(a, b)

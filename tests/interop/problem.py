@@ -10,12 +10,13 @@ from torchemo.core.losses import mean_squared_error
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Episode, Params
 from torchemo.interop import for_module
-from torchemo.learners import MAML, InnerLoop
 from torchemo.learners.gradient.inner import SGD
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
 from torchemo.memory.aggregators import Gated
 from torchemo.memory.emo import EMO
-from torchemo.memory.keys.encoder import MeanKey, PairEmbedder
-from torchemo.memory.policy import Policy
+from torchemo.memory.keys.embedders import PairEmbedder
+from torchemo.memory.keys.transformer import MeanKey
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.store import EpisodicMemory
 from torchemo.models import lift
@@ -60,14 +61,14 @@ def stored() -> tuple[Tensor, Params]:
 
 
 def fill(emo: EMO) -> EMO:
-    emo.memory.write(*stored())
+    emo.store.write(*stored())
     return emo
 
 
 def sum_emo(memory_steps: str | float = "all") -> EMO:
-    """Sum at every step with uniform weights: the paper's reading."""
-    policy = Policy(memory_steps=memory_steps)
-    return fill(for_module(network(), k=K, capacity=SLOTS, encoder=encoder(), policy=policy))
+    """Sum at every step with uniform weights: the paper's variant."""
+    how = {"encoder": encoder(), "memory_steps": memory_steps}
+    return fill(for_module(network(), k=K, capacity=SLOTS, **how))
 
 
 def learned_emo() -> EMO:
@@ -75,10 +76,9 @@ def learned_emo() -> EMO:
     gated = Gated(NAMES, steps=STEPS, learn_own=True).double()
     gated.gate.data = normal(len(NAMES), STEPS, path="gates")
     double = {"value_dtype": torch.float64, "key_dtype": torch.float64}
-    memory = EpisodicMemory(SLOTS, KEY_DIM, **double)
+    store = EpisodicMemory(SLOTS, KEY_DIM, **double)
     retrieval = Retrieval(K, weights="softmax", temperature=0.5).double()
-    policy = Policy(memory_steps="all")
-    return fill(EMO(memory, retrieval, gated, encoder=encoder(), policy=policy))
+    return fill(EMO(store, retrieval, gated, encoder=encoder(), memory_steps="all"))
 
 
 EMOS = {
@@ -94,7 +94,7 @@ def library_step(emo: EMO | None) -> OuterStep:
     model = lift(net, head="2")
     loop = InnerLoop(model, loss=mean_squared_error, rule=SGD(LR), steps=STEPS)
     params = model.init(generator_for(0))
-    return outer_step(MAML(loop), params, episode(), emo=emo)
+    return outer_step(MAML(loop), params, episode(), memory=emo)
 
 
 def nearest_by_hand(key: Tensor) -> list[int]:
@@ -146,7 +146,7 @@ def assert_same_meta_gradient(emo_case: str, losses, gradients: Params, emo_grad
     close = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(losses, expected.losses, **close)
     torch.testing.assert_close(gradients, expected.gradients, **close)
-    torch.testing.assert_close(emo_gradients, expected.emo_gradients, **close)
+    torch.testing.assert_close(emo_gradients, expected.memory_gradients, **close)
     assert set(emo_gradients) == (TRAINED if emo_case == "learned" else set())
     if emo_case in BY_HAND:
         by_hand = meta_gradient_by_hand(remembered_steps=BY_HAND[emo_case])

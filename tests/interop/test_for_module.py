@@ -7,7 +7,27 @@ from torchemo.core.errors import ConfigError
 from torchemo.interop import for_module
 from torchemo.memory.aggregators import AGGREGATORS, Mean, Sum
 from torchemo.memory.controllers import CONTROLLERS, FIFO
-from torchemo.memory.policy import Policy
+
+DEFAULTS = {
+    "content": "first",
+    "memory_steps": "first",
+    "recall_step": "off",
+    "head_align": "none",
+    "tensors": "all",
+    "n_way": None,
+    "recall_dropout": 0.0,
+    "value_clip": None,
+    "value_scale": 1.0,
+    "rekey_every": None,
+    "train_keys": True,
+    "control": "none",
+    "scope": "shared",
+    "seed": 0,
+}
+
+
+def choices_of(emo):
+    return {name: getattr(emo, name) for name in DEFAULTS}
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
@@ -30,23 +50,24 @@ def test_every_aggregator_goes_through_the_three_verbs_and_keeps_the_type(aggreg
 @pytest.mark.parametrize("controller", CONTROLLERS)
 def test_the_controller_is_the_one_that_was_named(controller):
     emo = for_module(network(), k=1, capacity=1, key_dim=1, controller=controller)
-    assert isinstance(emo.memory.controller, CONTROLLERS[controller])
+    assert isinstance(emo.store.controller, CONTROLLERS[controller])
 
 
 def test_parts_made_elsewhere_are_used_as_they_are():
-    policy, mean, fifo, keys = Policy(content="last"), Mean(7, pad=True), FIFO(), encoder()
+    mean, fifo, keys = Mean(7, pad=True), FIFO(), encoder()
     emo = for_module(
-        network(), k=7, capacity=9, aggregator=mean, controller=fifo, encoder=keys, policy=policy
+        network(), k=7, capacity=9, aggregator=mean, controller=fifo, encoder=keys, content="last"
     )
-    assert (emo.aggregator, emo.memory.controller, emo.policy) == (mean, fifo, policy)
+    assert (emo.aggregator, emo.store.controller) == (mean, fifo)
+    assert choices_of(emo) == {**DEFAULTS, "content": "last"}
     assert emo.encoder is keys
-    assert (emo.memory.key_dim, emo.memory.capacity, emo.retrieval.k) == (KEY_DIM, 9, 7)
+    assert (emo.store.key_dim, emo.store.capacity, emo.retrieval.k) == (KEY_DIM, 9, 7)
 
 
-def test_the_default_is_sum_with_the_default_policy():
+def test_the_default_is_sum_with_the_default_choices():
     emo = for_module(network(), k=1, capacity=1, key_dim=1)
     assert isinstance(emo.aggregator, Sum)
-    assert emo.policy == Policy()
+    assert choices_of(emo) == DEFAULTS
 
 
 def test_frozen_parameters_are_not_remembered():
@@ -72,8 +93,8 @@ def test_building_leaves_the_module_and_the_global_random_state_alone():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"aggregator": "median"}, r"aggregator should be one of \['mean', .* got 'median'"),
-        ({"controller": "lfu"}, r"controller should be one of \['fifo', .* got 'lfu'"),
+        ({"aggregator": "median"}, r"no aggregator 'median'\.\n.*There are: .*gated, mean, sum"),
+        ({"controller": "lfu"}, r"no controller 'lfu'\.\n.*There are: clock, fifo, lru"),
         ({"key_dim": None}, "dimension of the task keys is unknown"),
         ({"encoder": encoder()}, "keys of dimension 4,(.|\n)*dimension 2"),
         ({"head": ("2",)}, r"head tensors \['2'\] are not among .*'2.weight'"),

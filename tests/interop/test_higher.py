@@ -113,7 +113,7 @@ def test_a_module_of_one_tensor_adapts_too():
 
     net = Line()
     emo = for_module(net, k=1, capacity=2, key_dim=1)
-    emo.memory.write(torch.zeros(1, 1).double(), {"slope": torch.tensor([0.25]).double()})
+    emo.store.write(torch.zeros(1, 1).double(), {"slope": torch.tensor([0.25]).double()})
     hook = callback(emo, emo.recall(torch.zeros(1, 1).double()), ["slope"])
     inner = torch.optim.SGD(net.parameters(), lr=1.0)
     with higher.innerloop_ctx(net, inner, copy_initial_weights=False) as (fast, diffopt):

@@ -156,7 +156,7 @@ def test_apply_serves_any_optimizer_of_torch():
     )
 
 
-def test_apply_uses_the_recall_at_the_steps_of_the_policy():
+def test_apply_uses_the_recall_at_the_chosen_steps_only():
     emo = sum_emo("first")
     net = network()
     own = backward(net, 0)
@@ -191,7 +191,7 @@ def test_grad_keeps_the_type_of_its_parameter():
     net = nn.Linear(2, 1).bfloat16()
     emo = for_module(net, k=1, capacity=1, key_dim=1)
     ones = {name: torch.ones(1, *p.shape) for name, p in net.named_parameters()}
-    emo.memory.write(torch.zeros(1, 1), ones)
+    emo.store.write(torch.zeros(1, 1), ones)
     net(torch.ones(3, 2).bfloat16()).sum().backward()
     apply_(emo, net, emo.recall(torch.zeros(1, 1)))
     assert net.weight.grad.dtype == torch.bfloat16
@@ -206,7 +206,7 @@ def test_a_memory_of_no_slots_leaves_the_gradients_bit_for_bit():
     apply_(emo, net, recall)
     emo.remember(recall, gradients(net))
     assert all(torch.equal(p.grad, own[n]) for n, p in net.named_parameters())
-    assert len(emo.memory) == 0
+    assert len(emo.store) == 0
 
 
 def test_recall_combine_remember_close_the_circle():

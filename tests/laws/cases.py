@@ -1,39 +1,46 @@
-"""Tiny problems on which every learner, aggregator and rule must obey the same laws.
+"""Tiny problems on which every learner, memory, aggregator and rule must obey the same laws.
 
-A new entry of a registry is a new case: the law suite needs no new code for it.
+A new entry of a registry is a new case: the law suite needs no new code for it. Options of `SMALL` make a
+part small; what has none is taken with its defaults.
 """
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from torchemo.config.run import (
-    AggregatorConfig,
-    EMOConfig,
-    LearnerConfig,
-    MemoryConfig,
-    ValueConfig,
-)
-from torchemo.core.types import Batch, Episode, Model, Params, TaskShape
-from torchemo.learners import LEARNERS, Learner
+from torchemo.config.registry import Part, Registry
+from torchemo.core.errors import ConfigError
+from torchemo.core.tree import expand, select
+from torchemo.core.types import Batch, Episode, Model, Params, Start, TaskShape
+from torchemo.learners import LEARNERS
 from torchemo.learners.build import build_learner
 from torchemo.learners.gradient.inner import RULES
 from torchemo.learners.gradient.tsa_maml import SOLUTIONS
-from torchemo.learners.learner import Staged, learned
+from torchemo.learners.learner import (
+    Learner,
+    Staged,
+    host,
+    learned,
+    network_names,
+    start_of,
+)
 from torchemo.memory.aggregators import AGGREGATORS
-from torchemo.memory.aggregators.build import build_aggregator
-from torchemo.memory.consolidation import SlotAdam
+from torchemo.memory.aggregators.aggregator import Aggregator, Joined
+from torchemo.memory.build import head_names, remembered_shapes
 from torchemo.memory.emo import EMO
-from torchemo.memory.keys.encoder import TransformerKey
-from torchemo.memory.policy import Policy
+from torchemo.memory.interface import BoundMemory, TaskMemory
+from torchemo.memory.keys.transformer import TransformerKey
+from torchemo.memory.offsets import OffsetMemory
 from torchemo.memory.recall import Retrieval
+from torchemo.memory.slots import SlotAdam
 from torchemo.memory.store import EpisodicMemory
 from torchemo.models import MLP, Conv4
-from torchemo.runs.build import remembered_shapes
+from torchemo.training.predict import begin_at, recalled
 from torchemo.training.step import OuterStep, outer_step
 
 N_WAY, N_IN, TASKS, SLOTS, K, STEPS, KEY_DIM = 3, 2, 2, 4, 3, 2, 4
@@ -57,24 +64,69 @@ FUSED = Problem(Conv4(N_WAY, in_channels=2, image_size=16, filters=3, path="fuse
 problem = SMOOTH
 """The one in use; a test module sets another for its own tests."""
 
-LEARNER_CASES = {
-    **{name: LearnerConfig(name=name) for name in LEARNERS},
-    "meta-sgd/per_tensor": LearnerConfig(name="meta-sgd", rate_shape="per_tensor"),
-    "meta-sgd/scalar": LearnerConfig(name="meta-sgd", rate_shape="scalar"),
-    "meta-sgd/rate_memory": LearnerConfig(name="meta-sgd", rate_memory=0.1),
-    "maml++/plain": LearnerConfig(name="maml++", multi_step_loss=False, learned_rates=False),
-    "maml++/first_order": LearnerConfig(name="maml++", first_order_epochs=1),
-    "reptile/minibatch": LearnerConfig(name="reptile", minibatch=2),
-    "arml": LearnerConfig(name="arml", task_dim=3, vertices=2, aux_weight=0.5),
-    "hsml": LearnerConfig(name="hsml", task_dim=3, tree=(3, 2), aux_weight=0.5),
-    "tsa-maml": LearnerConfig(name="tsa-maml", groups=2),
-    "tsa-maml/groups": LearnerConfig(name="tsa-maml", groups=2, first_stage=0, cluster_tasks=2),
-    "musml/one": LearnerConfig(name="musml", subspaces=1),
-    "bmg/l2": LearnerConfig(name="bmg", base="meta-sgd", match="l2", target_steps=2),
+SMALL = {
+    "arml": {"task_dim": 3, "vertices": 2, "aux_weight": 0.5},
+    "hsml": {"task_dim": 3, "tree": (3, 2), "aux_weight": 0.5},
+    "tsa-maml": {"groups": 2},
+    "gate": {"layers": 1},
 }
+"""Options of parts that are large by default."""
+
+VARIANTS = {
+    "meta-sgd/per_tensor": Part("meta-sgd", {"rate_shape": "per_tensor"}),
+    "meta-sgd/scalar": Part("meta-sgd", {"rate_shape": "scalar"}),
+    "meta-sgd/rate_memory": Part("meta-sgd", {"rate_memory": 0.1}),
+    "maml++/plain": Part("maml++", {"multi_step_loss": False, "learned_rates": False}),
+    "maml++/first_order": Part("maml++", {"first_order_epochs": 1}),
+    "reptile/minibatch": Part("reptile", {"minibatch": 2}),
+    "tsa-maml/groups": Part("tsa-maml", {"groups": 2, "first_stage": 0, "cluster_tasks": 2}),
+    "musml/one": Part("musml", {"subspaces": 1}),
+    "bmg/l2": Part("bmg", {"base": Part("meta-sgd"), "match": "l2", "target_steps": 2}),
+    "matchingnet/learn_scale": Part("matchingnet", {"scale": 3.0, "learn_scale": True}),
+}
+"""Learners with other options than their defaults."""
+
+OFFSETS = "offsets"
+LEARNER_CASES = {**{name: Part(name, SMALL.get(name, {})) for name in LEARNERS}, **VARIANTS}
 RULE_CASES = tuple(RULES)
-EMO_CASES = (*AGGREGATORS, "consolidate")
+MEMORY_CASES = (*AGGREGATORS, OFFSETS)
+"""Memories of gradients by their aggregator, and the memory of offsets."""
+
 RATES = {"sgd": 0.5, "momentum": 0.3, "adam": 0.1}
+SLOWER = {"musml": 0.1}
+"""Learners that need smaller inner rates: a coordinate moves a whole network, and its prototypes, at once."""
+
+
+def fitting_memories(case: str) -> tuple[str, ...]:
+    """List the memories that a learner can have: those of gradients join inner steps and nothing else."""
+    learner = make_learner(case)
+    joined = tuple(AGGREGATORS) if learner.traits.inner_loop else ()
+    return (*joined, OFFSETS) if takes_offsets(learner) else joined
+
+
+def takes_offsets(learner: Learner) -> bool:
+    """Return whether a learner can start from offsets; one that also remembers its rates cannot."""
+    try:
+        return bool(host(learner).remembered("meta"))
+    except ConfigError:
+        return False
+
+
+def fitting_rules(case: str) -> tuple[str, ...]:
+    """List the rules that a learner can step by; without an inner loop there is nothing to choose."""
+    return RULE_CASES if make_learner(case).traits.inner_loop else ("sgd",)
+
+
+def pairs(*, alone: bool = False) -> list[tuple[str, str | None]]:
+    """List every learner with every memory that fits, with ``alone`` also with none."""
+    none = [None] if alone else []
+    return [(case, memory) for case in LEARNER_CASES for memory in (*none, *fitting_memories(case))]
+
+
+def triples() -> Iterator[tuple[str, str | None, str]]:
+    """Yield every learner with every memory that fits or none, and with every rule."""
+    for case, memory in pairs(alone=True):
+        yield from ((case, memory, rule) for rule in fitting_rules(case))
 
 
 class FlatEmbedder(nn.Module):
@@ -97,13 +149,28 @@ def double(params: Params) -> Params:
     return {name: p.double() if p.is_floating_point() else p for name, p in params.items()}
 
 
+def option_names(registry: Registry, name: str) -> set[str]:
+    return {option.name for option in fields(registry.options_of(name))}
+
+
+def tuned(part: Part, rule: str) -> Part:
+    """Give a learner with an inner loop, or the one underneath, rates and steps of this suite."""
+    known = option_names(LEARNERS, part.name)
+    if "base" in known:
+        under = part.options.get("base", LEARNERS.options_of(part.name)().base)
+        return part.set(base=tuned(under, rule))
+    rate = RATES[rule]
+    wanted = {
+        "rule": rule,
+        "inner_lr": rate * SLOWER.get(part.name, 1),
+        "steps": STEPS,
+        "rate_init": (0.1 * rate, 2 * rate),
+    }
+    return part.set(**{n: value for n, value in wanted.items() if n in known})
+
+
 def make_learner(case: str, rule: str = "sgd") -> Learner:
-    config = replace(LEARNER_CASES[case], rule=rule, inner_lr=RATES[rule], steps=STEPS)
-    if "meta-sgd" in (config.name, config.base):
-        config = replace(config, rate_init=(0.1 * RATES[rule], 2 * RATES[rule]))
-    if config.name == "musml":  # a coordinate moves a whole network, and its prototypes, at once
-        config = replace(config, inner_lr=0.1 * RATES[rule])
-    return build_learner(config, problem.model, problem.shape)
+    return build_learner(tuned(LEARNER_CASES[case], rule), problem.model, problem.shape)
 
 
 def make_params(learner: Learner, seed: int = 0) -> Params:
@@ -151,7 +218,21 @@ def make_episode(seed: int = 0, *, tasks: int = TASKS) -> Episode:
     return Episode(batch(1), batch(2), index=torch.arange(tasks))
 
 
-def make_emo(
+def begin(
+    learner: Learner, params: Params, episode: Episode, memory: TaskMemory | None = None
+) -> tuple[Start, BoundMemory | None, Tensor | float]:
+    """Return where tasks begin, the memory for their inner steps, and what is added to their losses."""
+    theta = select(params, network_names(params))
+    base = expand(theta, len(episode.support.x))
+    with torch.no_grad():
+        start = start_of(learner, params, episode.support, base=base)
+        held = None if memory is None else recalled(memory, theta, episode, start)
+        moved = begin_at(start, {} if held is None else held.memory.offset(held.recall))
+    added = 0.0 if start.auxiliary is None else start.auxiliary
+    return moved, None if held is None else held.bind(), added
+
+
+def make_memory(
     case: str,
     learner: Learner,
     *,
@@ -159,44 +240,37 @@ def make_emo(
     filled: bool = True,
     weights: str = "softmax",
     trained: bool = True,
-    **policy: object,
-) -> EMO:
-    """Build EMO with aggregator ``case`` (or consolidation) and a memory of random experiences."""
-    consolidate = case == "consolidate"
-    content = "meta" if consolidate else str(policy.pop("content", "first"))
-    config = EMOConfig(
-        memory=MemoryConfig(write="consolidate" if consolidate else "replace"),
-        value=ValueConfig(content=content, head_align=str(policy.get("head_align", "none"))),
-    )
-    shapes = remembered_shapes(config, learner)
-    kind = "sum" if consolidate else case
+    **options: object,
+) -> TaskMemory:
+    """Build a memory with aggregator ``case``, or of offsets, filled with random experiences."""
+    store = EpisodicMemory(capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64)
+    retrieval = Retrieval(K, weights=weights, temperature=1.0)
+    about = host(learner)
+    parts = {"encoder": copy.deepcopy(_encoder(problem)), "head": head_names(about)}
+    if case == OFFSETS:
+        content = "meta"
+        shapes = remembered_shapes(about, content)
+        slots = SlotAdam(lr=0.1, key_lr=0.1)
+        memory: TaskMemory = OffsetMemory(store, retrieval, slots=slots, **parts, **options)
+    else:
+        options = {"content": "first", "head_align": "none", "memory_steps": "all", **options}
+        content, drop = options["content"], options["head_align"] == "drop"
+        shapes = remembered_shapes(about, content, drop_head=drop)
+        joins = make_aggregator(case, shapes)
+        memory = EMO(store, retrieval, joins, n_way=N_WAY, **parts, **options)
+    memory = memory.double()
     g = torch.Generator().manual_seed(4)
-    emo = EMO(
-        EpisodicMemory(capacity, KEY_DIM, value_dtype=torch.float64, key_dtype=torch.float64),
-        Retrieval(K, weights=weights, temperature=1.0),
-        build_aggregator(
-            AggregatorConfig(kind=kind, layers=1),
-            shapes,
-            k=K,
-            steps=STEPS,
-            head=problem.model.head,
-            seed=0,
-        ),
-        encoder=copy.deepcopy(_encoder(problem)),
-        policy=Policy(
-            content=content,
-            write="consolidate" if consolidate else "replace",
-            slots=SlotAdam(lr=0.1, key_lr=0.1),
-            n_way=N_WAY,
-            **{"memory_steps": "all", **policy},
-        ),
-        head=(*problem.model.head, *(f"rate/{n}" for n in problem.model.head)),
-    ).double()
     if trained:
-        perturb(emo, g)
+        perturb(memory, g)
     if filled and capacity:
-        fill(emo, shapes, g, notes=_notes(emo, g))
-    return emo
+        fill(memory, shapes, g, notes=_notes(memory, g))
+    return memory
+
+
+def make_aggregator(case: str, shapes: dict[str, torch.Size]) -> Aggregator:
+    kind, options = AGGREGATORS.resolve(Part(case, SMALL.get(case, {})))
+    generator = torch.Generator().manual_seed(0)
+    return kind.build(options, Joined(shapes, K, STEPS, problem.model.head, generator))
 
 
 @cache
@@ -205,23 +279,29 @@ def _encoder(problem: Problem) -> TransformerKey:
     return TransformerKey(FlatEmbedder(g), generator=g, dim=KEY_DIM, layers=1, heads=2, ff=8)
 
 
-def perturb(emo: EMO, generator: torch.Generator) -> None:
-    """Move every parameter of the aggregator, so that zero-initialised gates do not hide anything."""
+def perturb(memory: TaskMemory, generator: torch.Generator) -> None:
+    """Move what inner steps use of a memory, so that zero-initialised gates do not hide anything."""
     with torch.no_grad():
-        for p in emo.aggregator.parameters():
+        for p in memory.inner_parameters().values():
             p.add_(0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
 
 
-def fill(emo: EMO, shapes, generator: torch.Generator, *, notes: Params | None = None) -> None:
-    n = emo.memory.capacity
+def fill(
+    memory: TaskMemory,
+    shapes: dict[str, torch.Size],
+    generator: torch.Generator,
+    *,
+    notes: Params | None = None,
+) -> None:
+    n = memory.store.capacity
     randn = lambda *s: torch.randn(*s, generator=generator, dtype=torch.float64)  # noqa: E731
     keys = nn.functional.normalize(randn(n, KEY_DIM), dim=1)
-    lead = (n, STEPS) if emo.policy.content == "per_step" else (n,)
-    emo.memory.write(keys, {m: 0.3 * randn(*lead, *s) for m, s in shapes.items()}, notes=notes)
+    lead = (n, STEPS) if memory.content == "per_step" else (n,)
+    memory.store.write(keys, {m: 0.3 * randn(*lead, *s) for m, s in shapes.items()}, notes=notes)
 
 
-def _notes(emo: EMO, generator: torch.Generator) -> Params:
-    n = emo.memory.capacity
-    if emo.policy.head_align != "hungarian":
+def _notes(memory: TaskMemory, generator: torch.Generator) -> Params:
+    n = memory.store.capacity
+    if not memory.keeps_prototypes:
         return {}
     return {"prototypes": torch.randn(n, N_WAY, KEY_DIM, generator=generator, dtype=torch.float64)}

@@ -12,13 +12,14 @@ from tests.core.test_workers import (  # noqa: F401
 )
 from tests.laws import cases
 from tests.laws.test_invariances import (  # noqa: F401
-    test_a_saved_and_restored_memory_goes_on_bit_for_bit,
+    test_a_saved_and_restored_memory_continues_bit_for_bit,
     test_an_untrained_gate_is_the_base_learner_bit_for_bit,
     test_evaluation_leaves_the_memory_as_it_was,
     test_no_memory_is_the_base_learner_bit_for_bit,
     test_permuting_the_slots_changes_nothing,
     test_relabelling_a_task_with_its_head_rows_changes_no_loss,
     test_tasks_in_one_call_equal_a_loop_over_tasks,
+    test_the_order_of_tasks_and_their_company_change_nothing,
 )
 from torchemo.models import fused
 

@@ -6,16 +6,19 @@ import pytest
 import torch
 
 from tests.laws.cases import (
-    EMO_CASES,
     LEARNER_CASES,
     MODEL,
     N_WAY,
-    RULE_CASES,
-    make_emo,
+    OFFSETS,
+    fitting_memories,
+    fitting_rules,
     make_episode,
     make_learner,
+    make_memory,
     make_params,
+    pairs,
     plain_step,
+    triples,
 )
 from torchemo.core.losses import cross_entropy
 from torchemo.core.types import Batch, Episode
@@ -23,9 +26,11 @@ from torchemo.learners.gradient.meta_sgd import RATE
 from torchemo.learners.learner import network_names
 from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.controllers import CONTROLLERS
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 LEARNERS = list(LEARNER_CASES)
+PARTS = ("gradients", "memory_gradients", "rows", "values")
 
 
 def assert_close(a, b, tolerance=1e-12):
@@ -41,106 +46,135 @@ def assert_equal(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
-def fingerprint(emo):
+def fingerprint(memory):
     digest = hashlib.sha256()
-    for name, tensor in sorted(emo.state_dict().items()):
+    for name, tensor in sorted(memory.state_dict().items()):
         digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("rule", RULE_CASES)
-@pytest.mark.parametrize("emo_case", [None, *EMO_CASES])
-@pytest.mark.parametrize("case", LEARNERS)
-def test_tasks_in_one_call_equal_a_loop_over_tasks(case, emo_case, rule):
+@pytest.mark.parametrize(("case", "memory_case", "rule"), list(triples()))
+def test_tasks_in_one_call_equal_a_loop_over_tasks(case, memory_case, rule):
     learner = make_learner(case, rule)
     params, episode = make_params(learner), make_episode()
-    emo = None if emo_case is None else make_emo(emo_case, learner)
-    loop = outer_step(learner, params, episode, emo=emo)
-    one_call = outer_step(learner, params, episode, emo=emo, batched=True)
-    for part in ("gradients", "emo_gradients", "rows", "values"):
+    memory = None if memory_case is None else make_memory(memory_case, learner)
+    loop = outer_step(learner, params, episode, memory=memory)
+    one_call = outer_step(learner, params, episode, memory=memory, batched=True)
+    for part in PARTS:
         assert_close(getattr(loop, part), getattr(one_call, part))
     assert_close({"losses": loop.losses}, {"losses": one_call.losses})
     answers = zip(
-        predict(learner, params, episode, emo=emo),
-        predict(learner, params, episode, emo=emo, batched=True),
+        predict(learner, params, episode, memory=memory).outputs,
+        predict(learner, params, episode, memory=memory, batched=True).outputs,
         strict=True,
     )
     for a, b in answers:
         assert_close({"out": a}, {"out": b})
 
 
-@pytest.mark.parametrize("memory", ["capacity 0", "empty"])
-@pytest.mark.parametrize("emo_case", EMO_CASES)
-@pytest.mark.parametrize("case", LEARNERS)
-def test_no_memory_is_the_base_learner_bit_for_bit(case, emo_case, memory):
+def tasks_of(episode, order):
+    """Take tasks of an episode in this order."""
+    part = lambda batch: Batch(batch.x[order], batch.y[order])  # noqa: E731
+    return Episode(part(episode.support), part(episode.query), index=episode.index[order])
+
+
+@pytest.mark.parametrize(("case", "memory_case"), pairs(alone=True))
+def test_the_order_of_tasks_and_their_company_change_nothing(case, memory_case):
+    learner = make_learner(case)
+    params, episode = make_params(learner), make_episode(tasks=4)
+    memory = None if memory_case is None else make_memory(memory_case, learner)
+    whole = outer_step(learner, params, episode, memory=memory)
+    order = torch.tensor([2, 0, 3, 1])
+    moved = outer_step(learner, params, tasks_of(episode, order), memory=memory)
+    for part in ("gradients", "memory_gradients"):
+        assert_close(getattr(whole, part), getattr(moved, part))
+    for part in ("rows", "values"):
+        expected = {n: t[order] for n, t in getattr(whole, part).items()}
+        assert_close(expected, getattr(moved, part))
+    assert_close({"losses": whole.losses[order]}, {"losses": moved.losses})
+    some = torch.tensor([3, 1])
+    few = predict(learner, params, tasks_of(episode, some), memory=memory).outputs
+    many = predict(learner, params, episode, memory=memory).outputs
+    for a, b in zip(few, many, strict=True):
+        assert_close({"out": a}, {"out": b[some]})
+
+
+@pytest.mark.parametrize("state", ["capacity 0", "empty"])
+@pytest.mark.parametrize(("case", "memory_case"), pairs())
+def test_no_memory_is_the_base_learner_bit_for_bit(case, memory_case, state):
+    """A memory of offsets is empty until its slots are seeded."""
     learner = make_learner(case)
     params, episode = make_params(learner), make_episode()
-    options = {"capacity": 0} if memory == "capacity 0" else {"filled": False}
-    emo = make_emo(emo_case, learner, **options)
-    plain, with_emo = plain_step(case), outer_step(learner, params, episode, emo=emo)
-    assert_equal(plain.gradients, with_emo.gradients)
-    assert torch.equal(plain.losses, with_emo.losses)
+    options = {"capacity": 0} if state == "capacity 0" else {"filled": False}
+    memory = make_memory(memory_case, learner, **options)
+    plain, beside = plain_step(case), outer_step(learner, params, episode, memory=memory)
+    assert_equal(plain.gradients, beside.gradients)
+    assert torch.equal(plain.losses, beside.losses)
+    alone = predict(learner, params, episode).outputs
+    for a, b in zip(
+        alone, predict(learner, params, episode, memory=memory.eval()).outputs, strict=True
+    ):
+        assert torch.equal(a, b)
     # What follows a step is the same too: remembering nothing changes nothing at capacity 0.
-    if memory == "capacity 0":
-        before = fingerprint(emo)
-        emo.remember(with_emo.recall, with_emo.values)
-        assert fingerprint(emo) == before
+    if state == "capacity 0":
+        before = fingerprint(memory)
+        memory.train().remember(beside.recall, beside.values)
+        assert fingerprint(memory) == before
 
 
 def untrained():
-    """Learned aggregators and consolidation; a rate memory moves rates as soon as it recalls (A18)."""
+    """Learned aggregators and offsets; a rate memory moves rates as soon as it recalls (A18)."""
     for case in LEARNERS:
-        for emo_case in ("gated", "gate", "coordinate", "consolidate"):
-            if "rate_memory" not in case or emo_case == "consolidate":
-                yield case, emo_case
+        for memory_case in ("gated", "gate", "coordinate", OFFSETS):
+            if memory_case not in fitting_memories(case):
+                continue
+            if "rate_memory" not in case or memory_case == OFFSETS:
+                yield from ((case, memory_case, rule) for rule in fitting_rules(case))
 
 
-@pytest.mark.parametrize("rule", RULE_CASES)
-@pytest.mark.parametrize(("case", "emo_case"), list(untrained()))
-def test_an_untrained_gate_is_the_base_learner_bit_for_bit(case, emo_case, rule):
-    """A full memory of arbitrary gradients changes nothing before anything has learned to trust it."""
+@pytest.mark.parametrize(("case", "memory_case", "rule"), list(untrained()))
+def test_an_untrained_gate_is_the_base_learner_bit_for_bit(case, memory_case, rule):
+    """A full memory of arbitrary gradients changes nothing before a gate has learned to use them."""
     learner = make_learner(case, rule)
     params, episode = make_params(learner), make_episode()
-    emo = make_emo(emo_case, learner, trained=False)
-    if emo_case == "consolidate":  # its untrained state is V = 0
-        for value in emo.memory.values.values():
+    memory = make_memory(memory_case, learner, trained=False)
+    if memory_case == OFFSETS:  # its untrained state is V = 0
+        for value in memory.store.values.values():
             value.zero_()
-    plain, with_emo = plain_step(case, rule), outer_step(learner, params, episode, emo=emo)
-    assert_equal(plain.gradients, with_emo.gradients)
-    assert torch.equal(plain.losses, with_emo.losses)
+    plain, beside = plain_step(case, rule), outer_step(learner, params, episode, memory=memory)
+    assert_equal(plain.gradients, beside.gradients)
+    assert torch.equal(plain.losses, beside.losses)
 
 
-@pytest.mark.parametrize("emo_case", EMO_CASES)
-@pytest.mark.parametrize("case", LEARNERS)
-def test_permuting_the_slots_changes_nothing(case, emo_case):
+@pytest.mark.parametrize(("case", "memory_case"), pairs())
+def test_permuting_the_slots_changes_nothing(case, memory_case):
     learner = make_learner(case)
     params, episode = make_params(learner), make_episode()
-    emo = make_emo(emo_case, learner)
-    before = outer_step(learner, params, episode, emo=emo)
+    memory = make_memory(memory_case, learner)
+    before = outer_step(learner, params, episode, memory=memory)
     order = torch.tensor([2, 0, 3, 1])
-    memory = emo.memory
-    memory.keys = memory.keys[order]
-    for name, value in memory.values.items():
-        memory.values[name] = value[order]
-    after = outer_step(learner, params, episode, emo=emo)
+    store = memory.store
+    store.keys = store.keys[order]
+    for name, value in store.values.items():
+        store.values[name] = value[order]
+    after = outer_step(learner, params, episode, memory=memory)
     assert_close(before.gradients, after.gradients)
     assert not torch.equal(before.recall.slots, after.recall.slots)
 
 
-@pytest.mark.parametrize("emo_case", EMO_CASES)
-@pytest.mark.parametrize("case", LEARNERS)
-def test_evaluation_leaves_the_memory_as_it_was(case, emo_case):
+@pytest.mark.parametrize(("case", "memory_case"), pairs())
+def test_evaluation_leaves_the_memory_as_it_was(case, memory_case):
     learner = make_learner(case)
     params, episode = make_params(learner), make_episode()
-    emo = make_emo(emo_case, learner).eval()
-    before = fingerprint(emo)
-    predict(learner, params, episode, emo=emo)
-    assert fingerprint(emo) == before
-    emo.train()
-    step = outer_step(learner, params, episode, emo=emo)
-    assert fingerprint(emo) == before  # nothing is written before `remember`
-    emo.remember(step.recall, step.values)
-    assert fingerprint(emo) != before
+    memory = make_memory(memory_case, learner).eval()
+    before = fingerprint(memory)
+    predict(learner, params, episode, memory=memory)
+    assert fingerprint(memory) == before
+    memory.train()
+    step = outer_step(learner, params, episode, memory=memory)
+    assert fingerprint(memory) == before  # nothing is written before `remember`
+    memory.remember(step.recall, step.values)
+    assert fingerprint(memory) != before
 
 
 def relabel(episode, order):
@@ -157,62 +191,79 @@ def head_axes(params):
             yield name, tensor.dim() - {"head.weight": 2, "head.bias": 1}[own]
 
 
+def relabelled(params, order):
+    """Give the rows of all heads the order of new labels: row order[c] is row c of the old one."""
+    place = torch.argsort(order)
+    moved = {n: params[n].index_select(axis, place) for n, axis in head_axes(params)}
+    return {**params, **moved}
+
+
 def equivariant():
     """Combinations that relabelling must leave alone, as far as their parts declare it.
 
     Left out: learners whose rates tell labels apart; ANIL that drops its head (nothing is left to
-    remember, which tests/runs/test_build.py shows to be refused); the sketch of a whole head gradient, which
-    depends on the order of its rows.
+    remember, which tests/memory/test_build.py shows to be refused); the sketch of a whole head gradient,
+    which depends on the order of its rows.
     """
     for case in LEARNERS:
-        if not make_learner(case).traits.label_equivariant:
+        learner = make_learner(case)
+        if not learner.traits.label_equivariant:
             continue
         yield case, None, "none"
-        for emo_case in AGGREGATORS:
+        if OFFSETS in fitting_memories(case):
+            yield case, OFFSETS, "none"
+        for memory_case in AGGREGATORS if learner.traits.inner_loop else ():
             if case != "anil":
-                yield case, emo_case, "drop"
-            if emo_case != "gate":
-                yield case, emo_case, "hungarian"
+                yield case, memory_case, "drop"
+            if memory_case != "gate":
+                yield case, memory_case, "hungarian"
 
 
-@pytest.mark.parametrize(("case", "emo_case", "align"), list(equivariant()))
-def test_relabelling_a_task_with_its_head_rows_changes_no_loss(case, emo_case, align):
+@pytest.mark.parametrize(("case", "memory_case", "align"), list(equivariant()))
+def test_relabelling_a_task_with_its_head_rows_changes_no_loss(case, memory_case, align):
     learner = make_learner(case)
     params, episode = make_params(learner), make_episode()
-    emo = None if emo_case is None else make_emo(emo_case, learner, head_align=align)
+    options = {} if memory_case == OFFSETS else {"head_align": align}
+    memory = None if memory_case is None else make_memory(memory_case, learner, **options)
     order = torch.tensor([2, 0, 1])
-    place = torch.argsort(order)  # row order[c] of the relabelled head is row c of the old one
-    moved = dict(params)
-    for name, axis in head_axes(params):
-        moved[name] = params[name].index_select(axis, place)
-    a = predict(learner, params, episode, emo=emo)
-    b = predict(learner, moved, relabel(episode, order), emo=emo)
+    a = predict(learner, params, episode, memory=memory).outputs
+    if memory_case == OFFSETS:  # offsets of a head move with it
+        for name, value in relabelled(dict(memory.store.values), order).items():
+            memory.store.values[name] = value
+    moved = relabelled(params, order)
+    b = predict(learner, moved, relabel(episode, order), memory=memory).outputs
     for before, after in zip(a, b, strict=True):
         losses = cross_entropy(before, episode.query.y)
-        relabelled = cross_entropy(after, order[episode.query.y])
-        assert torch.allclose(losses, relabelled, rtol=1e-10, atol=0)
+        relabelled_losses = cross_entropy(after, order[episode.query.y])
+        assert torch.allclose(losses, relabelled_losses, rtol=1e-10, atol=0)
     assert not torch.allclose(a[0], b[0]) or N_WAY == 1  # the relabelling did something
 
 
-@pytest.mark.parametrize("controller", CONTROLLERS)
-@pytest.mark.parametrize("emo_case", EMO_CASES)
-@pytest.mark.parametrize("case", ["maml", "anil", "meta-sgd/rate_memory", "proto-maml"])
-def test_a_saved_and_restored_memory_goes_on_bit_for_bit(case, emo_case, controller):
+def interrupted():
+    """Learners whose memories differ, with every memory; of offsets nothing is ever forgotten."""
+    for case in ("maml", "anil", "meta-sgd/rate_memory", "proto-maml", "protonet"):
+        for memory_case in fitting_memories(case):
+            controllers = ["lru"] if memory_case == OFFSETS else CONTROLLERS
+            yield from ((case, memory_case, controller) for controller in controllers)
+
+
+@pytest.mark.parametrize(("case", "memory_case", "controller"), list(interrupted()))
+def test_a_saved_and_restored_memory_continues_bit_for_bit(case, memory_case, controller):
     learner = make_learner(case)
     params = make_params(learner)
     runs = []
-    for interrupted in (False, True):
-        emo = make_emo(emo_case, learner)
-        emo.memory.controller = CONTROLLERS[controller]()
+    for stops in (False, True):
+        memory = make_memory(memory_case, learner)
+        memory.store.controller = CONTROLLERS[controller]()
         for i in range(4):
-            if interrupted and i == 2:
-                saved = {n: t.detach().clone() for n, t in emo.state_dict().items()}
-                emo = make_emo(emo_case, learner, filled=False, trained=False)
-                emo.memory.controller = CONTROLLERS[controller]()
-                emo.load_state_dict(saved)
-            step = outer_step(learner, params, make_episode(i), emo=emo)
-            emo.remember(step.recall, step.values)
-        runs.append(emo.state_dict())
+            if stops and i == 2:
+                saved = {n: t.detach().clone() for n, t in memory.state_dict().items()}
+                memory = make_memory(memory_case, learner, filled=False, trained=False)
+                memory.store.controller = CONTROLLERS[controller]()
+                memory.load_state_dict(saved)
+            step = outer_step(learner, params, make_episode(i), memory=memory)
+            memory.remember(step.recall, step.values, slot_key_gradient=step.slot_key_gradient)
+        runs.append(memory.state_dict())
     assert_equal(*runs)
 
 

@@ -5,32 +5,32 @@ import math
 import pytest
 import torch
 
-from tests.laws.cases import MODEL, N_WAY, double, make_emo, make_episode, make_params
+from tests.laws.cases import MODEL, N_WAY, double, make_episode, make_memory, make_params
 from tests.models.oracles import REFUSALS
-from torchemo.config.run import LearnerConfig
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Episode, Start, TaskShape
-from torchemo.learners import (
-    MAML,
-    InnerLoop,
-    MAMLPlusPlus,
-    MetaSGD,
-    ProtoMAML,
-    Reptile,
-    anil,
-    boil,
-    fomaml,
-)
 from torchemo.learners.build import build_learner
 from torchemo.learners.gradient.inner import SGD, Adam
-from torchemo.learners.gradient.maml_plus_plus import step_weights
-from torchemo.memory.emo import Bound
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
+from torchemo.learners.gradient.maml_plus_plus import MAMLPlusPlus, step_weights
+from torchemo.learners.gradient.meta_sgd import MetaSGD
+from torchemo.learners.gradient.proto_maml import ProtoMAML
+from torchemo.learners.gradient.reptile import Reptile
 from torchemo.models import MLP, Conv4
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 LOOP = InnerLoop(MODEL, steps=2, rule=SGD(0.5))
+SHAPE = TaskShape("classification", (2,), N_WAY)
+
+
+def built(name, model=MODEL, **options):
+    """A learner made from its options, with the steps and the rate of `LOOP`."""
+    return build_learner(Part(name, {"steps": 2, "inner_lr": 0.5, **options}), model, SHAPE)
 
 
 def gradients(learner, params, episode=None):
@@ -52,13 +52,13 @@ def test_maml_without_steps_is_plain_training_on_the_queries():
 
 
 def test_fomaml_is_the_query_gradient_at_the_adapted_parameters():
-    learner = fomaml(LOOP)
+    learner = built("fomaml")
     params, episode = make_params(learner), make_episode()
     ours = outer_step(learner, params, episode).rows
     start = Start(
         {n: p[None].expand(2, *p.shape).clone().requires_grad_() for n, p in params.items()}
     )
-    theta = learner.adapt(start, episode.support).theta
+    theta = learner.fit(start, episode.support).state
     end = {n: t.detach().requires_grad_() for n, t in theta.items()}
     losses = cross_entropy(MODEL(end, episode.query.x), episode.query.y)
     for name, expected in zip(
@@ -69,7 +69,7 @@ def test_fomaml_is_the_query_gradient_at_the_adapted_parameters():
 
 def test_anil_is_meta_sgd_with_body_rates_zero():
     params = make_params(MAML(LOOP))
-    ours = gradients(anil(LOOP), params)
+    ours = gradients(built("anil"), params)
     rates = {f"rate/{n}": torch.full_like(p, 0.5 * n.startswith("head")) for n, p in params.items()}
     theirs = gradients(MetaSGD(LOOP), {**params, **rates})
     for name in params:
@@ -77,10 +77,10 @@ def test_anil_is_meta_sgd_with_body_rates_zero():
 
 
 def test_boil_leaves_the_head_where_it_is():
-    learner = boil(LOOP)
+    learner = built("boil")
     params, episode = make_params(learner), make_episode()
     start = Start({n: p[None].expand(2, *p.shape) for n, p in params.items()})
-    theta = learner.adapt(start, episode.support, order=0).theta
+    theta = learner.fit(start, episode.support, graph=False).state
     for name in params:
         moved = not torch.equal(theta[name], start.theta[name])
         assert moved == (name not in MODEL.head)
@@ -119,7 +119,7 @@ def test_the_remembered_rate_gradient_is_the_derivative_of_the_next_support_loss
     params, episode = make_params(learner), make_episode(tasks=1)
     theta = {n: p[None].clone().requires_grad_() for n, p in params.items() if "/" not in n}
     rates = {n: params[f"rate/{n}"][None, None].clone().requires_grad_() for n in theta}
-    h = learner.adapt(Start(theta, rates), episode.support).extra_values
+    h = learner.fit(Start(theta, rates), episode.support).extra_values
     loss = lambda p: cross_entropy(MODEL(p, episode.support.x), episode.support.y).sum()  # noqa: E731
     g = dict(zip(theta, torch.autograd.grad(loss(theta), list(theta.values())), strict=True))
     after = loss({n: theta[n] - rates[n][:, 0] * g[n] for n in theta})
@@ -132,27 +132,28 @@ def test_rates_move_only_where_rates_were_recalled():
     learner = MetaSGD(InnerLoop(MODEL, steps=2), rate_init=(0.1, 0.9), rate_memory=0.5)
     plain = MetaSGD(InnerLoop(MODEL, steps=2), rate_init=(0.1, 0.9))
     params, episode = make_params(learner), make_episode(tasks=2)
-    emo = make_emo("sum", learner)
-    recall = emo.recall(torch.zeros(2, emo.memory.key_dim).double())
+    memory = make_memory("sum", learner)
+    recall = memory.recall(torch.zeros(2, memory.store.key_dim).double())
     some = {n: v for n, v in recall.values.items() if "head" not in n}
     recall = recall._replace(active=torch.tensor([True, False]), values=some)
     theta = expand({n: p for n, p in params.items() if "/" not in n}, 2)
     start = learner.start(params, episode.support, base=theta)
     moved = learner._recalled_rates(
-        start, learner._rate_gradients(start, episode.support, None), Bound(emo, recall)
+        start, learner._rate_gradients(start, episode.support, None), memory.bind(recall)
     ).rates
     for name, rate in start.rates.items():
         assert torch.equal(moved[name][1], rate[1])  # recalls nothing
         assert torch.equal(moved[name][0], rate[0]) == ("head" in name)
-    emo.memory.ledger.filled.zero_()
-    found, base = (outer_step(one, params, episode, emo=emo).losses for one in (learner, plain))
+    memory.store.ledger.filled.zero_()
+    found, base = (
+        outer_step(one, params, episode, memory=memory).losses for one in (learner, plain)
+    )
     assert torch.equal(found, base)
 
 
 def test_the_adam_of_reptile_has_no_momentum():
-    shape = TaskShape("classification", (2,), N_WAY)
     for name, beta in (("reptile", 0.0), ("maml", 0.9)):
-        made = build_learner(LearnerConfig(name=name, rule="adam", inner_lr=0.2), MODEL, shape)
+        made = built(name, rule="adam", inner_lr=0.2)
         assert made.loop.rule == Adam(lr=0.2, betas=(beta, 0.999))
 
 
@@ -181,7 +182,7 @@ def test_reptile_takes_support_examples_in_turn():
     )
     params, episode = make_params(learner), make_episode(tasks=1)
     start = Start({n: p[None] for n, p in params.items()})
-    Reptile(loop, minibatch=2).adapt(start, episode.support)
+    Reptile(loop, minibatch=2).fit(start, episode.support)
     y = episode.support.y[0].tolist()
     assert seen == [y[:2], [y[2], y[0]], y[1:]]
 
@@ -190,7 +191,7 @@ def test_proto_maml_starts_as_the_prototypical_classifier():
     learner = ProtoMAML(LOOP)
     params, episode = make_params(learner), make_episode(tasks=1)
     assert not set(params) & set(MODEL.head)
-    answer = predict(learner, params, episode)[0][0]
+    answer = predict(learner, params, episode).outputs[0][0]
     features = lambda x: torch.tanh(x @ params["layer1.weight"].T + params["layer1.bias"])  # noqa: E731
     support, y = features(episode.support.x[0]), episode.support.y[0]
     prototypes = torch.stack([support[y == c].mean(0) for c in range(N_WAY)])
@@ -228,7 +229,7 @@ def test_conv4_adapts_32645_scalars_and_the_head_of_anil_4005():
     theta = model.init(torch.Generator().manual_seed(0))
     count = lambda loop: sum(theta[n].numel() for n in loop.names(theta))  # noqa: E731
     assert count(InnerLoop(model)) == 32_645
-    assert count(anil(InnerLoop(model)).loop) == 4_005
+    assert count(built("anil", model).loop) == 4_005
     assert count(InnerLoop(model, adapt_bn=True)) == 32_901
 
 

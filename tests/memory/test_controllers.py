@@ -8,7 +8,8 @@ import torch
 from tests.reference.controllers import ListClock
 from torchemo.core.errors import ConfigError
 from torchemo.memory import controllers
-from torchemo.memory.controllers import CONTROLLERS, FIFO, LRU, Clock, Controller, Ledger
+from torchemo.memory.controllers import CONTROLLERS, FIFO, LRU, Clock, Controller
+from torchemo.memory.ledger import Ledger
 
 ALL = [FIFO(), LRU(), Clock(insert_ref=True), Clock(insert_ref=False)]
 NAMES = ["fifo", "lru", "clock-1", "clock-0"]
@@ -232,26 +233,6 @@ def test_a_write_resets_what_was_known_of_the_slot(controller):
 def test_the_registry_names_every_controller():
     assert {"fifo": FIFO, "lru": LRU, "clock": Clock} == CONTROLLERS
     assert all(isinstance(made(), Controller) for made in CONTROLLERS.values())
-
-
-@pytest.mark.parametrize("stamp", ["written", "accessed"])
-def test_the_oldest_slot_is_that_of_the_smallest_stamp_whoever_gave_the_stamps(stamp):
-    """The order of the slots is kept up by the ledger; stamps it did not give are noticed."""
-    g = torch.Generator().manual_seed(0)
-    ledger = Ledger.empty(7)
-    for event in range(200):
-        if event % 50 == 49:  # somebody else: a restored state, or a change in place
-            fresh = torch.randperm(7, generator=g) + int(ledger.now)
-            setattr(ledger, stamp, fresh) if event % 100 == 49 else getattr(ledger, stamp).copy_(
-                fresh
-            )
-            ledger.now += 7
-        elif event % 3:
-            ledger.stamp_access(torch.randperm(7, generator=g)[: event % 5])
-        else:
-            ledger.stamp_write(int(torch.randint(7, (), generator=g)))
-        assert ledger.oldest(stamp) == int(getattr(ledger, stamp).argmin())
-        assert ledger.newest(stamp) == int(getattr(ledger, stamp).argmax())
 
 
 @pytest.mark.parametrize("sweep", [1, 2, 3, 1024])

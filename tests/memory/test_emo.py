@@ -1,4 +1,4 @@
-"""EMO's three verbs, end to end, and every switch of its policy."""
+"""EMO's three verbs, end to end, and every switch of it."""
 
 import hashlib
 import math
@@ -16,14 +16,16 @@ from torchemo.core.errors import (
     ShapeError,
 )
 from torchemo.core.losses import cross_entropy
+from torchemo.core.prototypes import class_means
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch
 from torchemo.memory.aggregators import Gated, Mean, Sum
 from torchemo.memory.emo import EMO
-from torchemo.memory.familiarity import Familiarity
-from torchemo.memory.keys.encoder import MeanKey, PairEmbedder, class_means
-from torchemo.memory.policy import Policy
+from torchemo.memory.keys.embedders import PairEmbedder
+from torchemo.memory.keys.transformer import MeanKey
 from torchemo.memory.recall import Retrieval
+from torchemo.memory.search import RandomIndex
+from torchemo.memory.selective import SkipUnfamiliar
 from torchemo.memory.store import EpisodicMemory
 
 SHAPES = {"conv.weight": (2, 3), "head.weight": (3, 2), "head.bias": (3,)}
@@ -47,17 +49,9 @@ def digest(module):
     return state.hexdigest()
 
 
-def build(capacity=6, *, k=2, aggregator=None, retrieval=None, encoder=None, head=HEAD, **policy):
-    familiarity = policy.pop("familiarity", None)
-    return EMO(
-        EpisodicMemory(capacity, DIM),
-        retrieval or Retrieval(k),
-        aggregator or Sum(),
-        encoder=encoder,
-        policy=Policy(**policy),
-        head=head,
-        familiarity=familiarity,
-    )
+def build(capacity=6, *, k=2, aggregator=None, retrieval=None, head=HEAD, **options):
+    store = EpisodicMemory(capacity, DIM)
+    return EMO(store, retrieval or Retrieval(k), aggregator or Sum(), head=head, **options)
 
 
 def taught(emo, *, tasks=4, seed=5):
@@ -93,7 +87,7 @@ def test_recall_combine_and_remember_in_a_loop_of_ones_own():
             past = [p for p in past if p is not entry] + [entry]
         past = past[-2:] if len(past) == 3 else past
         past.append((keys[0], {name: grad[0] for name, grad in grads.items()}))
-    assert len(emo.memory) == 3
+    assert len(emo.store) == 3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +100,7 @@ def test_an_empty_memory_returns_the_very_same_gradients(aggregator):
         combined = emo.combine(grads, recall, step=step)
         assert all(combined[name] is grads[name] for name in SHAPES)
     assert emo.opening(recall) is None
-    assert emo.offset(grads, recall) is grads
+    assert emo.offset(recall) == {}
 
 
 @pytest.mark.parametrize("aggregator", [Sum(), Mean(2), Mean(2, pad=True)])
@@ -278,7 +272,7 @@ def test_dropped_heads_are_neither_stored_nor_combined():
 WAY = 3
 
 
-class ByPicture(nn.Module):
+class ByImage(nn.Module):
     """A key encoder whose embeddings are the inputs themselves."""
 
     dim = DIM
@@ -309,7 +303,7 @@ def test_aligned_heads_recall_the_same_task_under_other_labels(content):
     first, again = Batch(x, y), Batch(x, torch.tensor([2, 0, 1])[y])
     combined = {}
     for align in ("none", "hungarian"):
-        emo = build(k=1, head_align=align, n_way=WAY, encoder=ByPicture(), content=content)
+        emo = build(k=1, head_align=align, n_way=WAY, encoder=ByImage(), content=content)
         keys = emo.encode(first)
         path = (head_gradient(first),)
         emo.remember(emo.recall(keys, support=first), emo.value(path))
@@ -321,7 +315,7 @@ def test_aligned_heads_recall_the_same_task_under_other_labels(content):
 
 
 def test_aligned_heads_need_the_support_sets():
-    emo = build(head_align="hungarian", n_way=WAY, encoder=ByPicture())
+    emo = build(head_align="hungarian", n_way=WAY, encoder=ByImage())
     with pytest.raises(ConfigError, match="support"):
         emo.recall(randn(1, DIM))
 
@@ -361,10 +355,10 @@ def test_rekeying_moves_stored_keys_to_where_the_encoder_now_is():
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.mul_(-2.0)
-    assert torch.equal(emo.memory.keys[:2], old[0])
+    assert torch.equal(emo.store.keys[:2], old[0])
     emo.remember(emo.recall(old[1], support=supports[1]), tree(2))
-    assert torch.allclose(emo.memory.keys[:4], -2 * torch.cat(old), atol=1e-6)
-    assert not emo.memory.keys.requires_grad
+    assert torch.allclose(emo.store.keys[:4], -2 * torch.cat(old), atol=1e-6)
+    assert not emo.store.keys.requires_grad
 
 
 def test_rekeying_needs_stored_support_sets():
@@ -381,6 +375,31 @@ def test_ages_are_counted_in_remembered_batches():
     assert emo.recall(randn(1, DIM)).m == 2
     taught(emo, tasks=1, seed=6)
     assert emo.recall(randn(1, DIM)).slots.tolist() == [[2]]
+
+
+# -- groups ------------------------------------------------------------------------------------------
+
+
+def test_a_memory_per_group_recalls_and_touches_the_slots_of_its_own_group():
+    emo = build(4, k=3, scope="group")
+    keys = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    emo.remember(emo.recall(keys, group=torch.tensor([0, 1, 1])), tree(3))
+    recall, grads = emo.recall(keys[:1], group=torch.tensor([1])), tree(1, seed=9)
+    assert recall.m == 3
+    combined = emo.combine(grads, recall)
+    for name, stored in tree(3).items():
+        assert torch.allclose(combined[name][0], grads[name][0] + stored[1:].mean(0), atol=1e-6)
+    emo.remember(recall, grads)
+    assert emo.store.ledger.recalls.tolist() == [0, 1, 1, 0]
+    assert emo.store.notes["group"].tolist() == [0, 1, 1, 1]
+
+
+def test_a_memory_per_group_needs_groups_and_a_shared_one_does_not_look_at_them():
+    with pytest.raises(ConfigError, match="groups tasks"):
+        build(scope="group").recall(randn(1, DIM))
+    emo = build()
+    emo.remember(emo.recall(randn(1, DIM), group=torch.tensor([3])), tree(1))
+    assert emo.store.notes == {}
 
 
 # -- A3: what learns ---------------------------------------------------------------------------------
@@ -406,7 +425,7 @@ def test_the_outer_loss_can_be_kept_out_of_the_key_network():
     encoder = MeanKey(PairEmbedder(1, 1, generator=generator_for(0, "key"), dim=DIM))
     support = Batch(randn(2, 5, 1), randn(2, 5, 1, seed=1))
     assert build(encoder=encoder).encode(support).requires_grad
-    assert not build(encoder=encoder, key_gradient=False).encode(support).requires_grad
+    assert not build(encoder=encoder, train_keys=False).encode(support).requires_grad
 
 
 # -- recall dropout ----------------------------------------------------------------------------------
@@ -433,7 +452,7 @@ def test_recall_dropout_is_off_in_eval_mode():
 
 
 def test_tasks_unlike_those_of_training_are_evaluated_without_recall():
-    emo = build(12, recall_step="always", familiarity=Familiarity(DIM, share=0.9))
+    emo = build(12, recall_step="always", skip_unfamiliar=SkipUnfamiliar(DIM, share=0.9))
     keys = taught(emo, tasks=12)[0]
     strange = torch.cat([keys.mean(0, keepdim=True), 50 + keys[:1]])
     assert bool(emo.recall(strange).active.all())  # training tasks are what it learns from
@@ -445,7 +464,7 @@ def test_tasks_unlike_those_of_training_are_evaluated_without_recall():
     for name, direction in emo.combine(grads, recall).items():
         assert torch.equal(direction[1], alone[name][1])
         assert not torch.equal(direction[0], alone[name][0])
-    assert int(emo.familiarity.seen) == 12
+    assert int(emo.skip_unfamiliar.seen) == 12
 
 
 @pytest.mark.parametrize("aggregator", [Sum(), Mean(2), Mean(2, pad=True)])
@@ -470,7 +489,7 @@ def test_tasks_without_recall_touch_nothing():
     emo = build(recall_dropout=1.0)
     taught(emo)
     emo.remember(emo.recall(randn(2, DIM)), tree(2))
-    assert not emo.memory.ledger.recalls.any()
+    assert not emo.store.ledger.recalls.any()
 
 
 # -- the control -------------------------------------------------------------------------------------
@@ -479,7 +498,7 @@ def test_tasks_without_recall_touch_nothing():
 def test_the_control_stores_random_directions_of_the_same_norms():
     emo = build(control="random_values")
     _, values = taught(emo)
-    stored = {name: buffer[:4] for name, buffer in emo.memory.values.items()}
+    stored = {name: buffer[:4] for name, buffer in emo.store.values.items()}
     for name, value in values.items():
         assert torch.allclose(
             stored[name].flatten(1).norm(dim=1), value.flatten(1).norm(dim=1), rtol=1e-5
@@ -499,7 +518,7 @@ def test_the_control_stores_random_directions_of_the_same_norms():
 
 def test_random_directions_of_large_values_are_finite():
     emo = build(control="random_values")
-    drawn = emo._random_like({"w": torch.full((2, 3), 1e25)})["w"]
+    drawn = emo._controlled({"w": torch.full((2, 3), 1e25)})["w"]
     assert drawn.isfinite().all()
     torch.testing.assert_close(drawn.double().norm(dim=1), torch.full((2,), 3**0.5 * 1e25).double())
 
@@ -552,33 +571,34 @@ def test_evaluation_leaves_the_state_as_it_was():
 # -- saving ------------------------------------------------------------------------------------------
 
 
-def consolidating():
+def complete():
+    """An EMO with every part that has a state."""
     encoder = MeanKey(PairEmbedder(1, 1, generator=generator_for(0, "key"), dim=DIM))
     return build(
         encoder=encoder,
         aggregator=Gated(tuple(SHAPES)),
         retrieval=Retrieval(None, weights="softmax", null_distance=1.0),
         content="meta",
-        write="consolidate",
-        warmup=9,
+        skip_unfamiliar=SkipUnfamiliar(DIM),
     )
 
 
 def test_a_whole_emo_survives_saving_and_loading_bit_for_bit():
-    emo, other = consolidating(), consolidating()
-    taught(emo)  # in the warm-up: four keys wait
+    emo, other = complete(), complete()
+    taught(emo)
     with torch.no_grad():
         for parameter in emo.parameters():
             parameter.add_(1.0)
-    assert emo.memory.warm_keys.shape == (4, DIM)
+    assert len(emo.store) == int(emo.skip_unfamiliar.seen) == 4
     assert digest(other) != digest(emo)
     other.load_state_dict({name: t.clone() for name, t in emo.state_dict().items()})
     assert digest(other) == digest(emo)
-    emo.load_state_dict(consolidating().state_dict())
-    assert emo.memory.warm_keys.shape == (0, DIM)
+    emo.load_state_dict(complete().state_dict())
+    assert len(emo.store) == int(emo.skip_unfamiliar.seen) == 0
+    assert digest(emo) == digest(complete())
 
 
-def test_a_loaded_emo_goes_on_as_the_saved_one_would_have():
+def test_a_loaded_emo_continues_as_the_saved_one_would_have():
     emo, other = build(recall_dropout=0.3), build(recall_dropout=0.3)
     taught(emo)
     other.load_state_dict({name: t.clone() for name, t in emo.state_dict().items()})
@@ -602,14 +622,7 @@ def test_a_state_of_another_network_is_refused_and_changes_nothing():
 
 
 def test_recall_dropout_without_episode_numbers_does_not_get_stuck():
-    emo = build(
-        2,
-        retrieval=Retrieval(None, weights="softmax"),
-        content="meta",
-        write="consolidate",
-        warmup=1,
-        recall_dropout=0.5,
-    )
+    emo = build(2, recall_dropout=0.5)
     emo.remember(emo.recall(torch.eye(DIM)), tree(2))
     active = []
     for _ in range(60):
@@ -621,27 +634,10 @@ def test_recall_dropout_without_episode_numbers_does_not_get_stuck():
 
 def test_a_refused_load_leaves_the_warm_up_keys_alone():
     emo, other = build(), build(7)
-    other.memory.warm_keys = torch.ones(5, DIM)
+    other.store.warm_keys = torch.ones(5, DIM)
     before = digest(emo)
     with pytest.raises(CheckpointError):
         emo.load_state_dict(other.state_dict())
-    assert digest(emo) == before
-
-
-def test_a_refused_key_gradient_changes_nothing():
-    emo = build(
-        2,
-        retrieval=Retrieval(None, weights="softmax"),
-        content="meta",
-        write="consolidate",
-        warmup=1,
-    )
-    emo.remember(emo.recall(torch.eye(DIM)), tree(2))
-    recall = emo.recall(torch.eye(DIM))
-    recall.slot_keys.grad = torch.full((2, DIM), math.nan)
-    before = digest(emo)
-    with pytest.raises(MemoryWriteError):
-        emo.remember(recall, tree(2))
     assert digest(emo) == before
 
 
@@ -654,7 +650,7 @@ def test_value_clip_takes_parameters_that_are_one_number():
 def test_the_control_keeps_the_size_of_parameters_that_are_one_number():
     emo = build(control="random_values")
     emo.remember(emo.recall(randn(3, DIM)), {"scale": torch.tensor([1.0, 2.0, 3.0])})
-    assert emo.memory.values["scale"][:3].abs().tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert emo.store.values["scale"][:3].abs().tolist() == pytest.approx([1.0, 2.0, 3.0])
 
 
 # -- options -----------------------------------------------------------------------------------------
@@ -672,46 +668,48 @@ def test_the_control_keeps_the_size_of_parameters_that_are_one_number():
         {"head_align": "greedy"},
         {"tensors": "some"},
         {"head_align": "hungarian"},
-        {"write": "append"},
+        {"scope": "domain"},
         {"control": "zeros"},
         {"recall_dropout": 1.5},
         {"recall_dropout": math.nan},
-        {"recall_dropout": 0.2, "afterwards": 0.5, "write": "consolidate", "content": "meta"},
-        {"novelty": 0.2, "afterwards": 0.5, "write": "consolidate", "content": "meta"},
-        {"afterwards": 1.0, "write": "consolidate", "content": "meta"},
-        {"afterwards": 0.0, "write": "consolidate", "content": "meta"},
-        {"afterwards": 0.5},
         {"value_clip": -1.0},
         {"rekey_every": 0},
         {"n_way": 0},
-        {"novelty": -0.1},
-        {"warmup": -1},
-        {"write": "consolidate"},
-        {"write": "consolidate", "content": "meta", "rekey_every": 5},
-        {"write": "consolidate", "content": "meta", "head_align": "hungarian", "n_way": 5},
     ],
     ids=str,
 )
-def test_a_policy_that_cannot_work_is_refused(options):
+def test_options_that_cannot_work_are_refused(options):
     # Where shapes and types are checked at run time, that check may speak first.
     with pytest.raises((ConfigError, TypeCheckError)):
-        Policy(**options)
+        build(encoder=ByImage(), norm=("conv.weight",), **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "policy"),
+    "options",
     [
-        ({"head": ()}, {"head_align": "drop"}),
-        ({}, {"tensors": "norm"}),
-        ({}, {"head_align": "hungarian", "n_way": 3}),
-        ({}, {"rekey_every": 3}),
-        ({"encoder": MeanKey(PairEmbedder(1, 1, generator=torch.Generator(), dim=DIM + 1))}, {}),
+        {"head": (), "head_align": "drop"},
+        {"tensors": "norm"},
+        {"head_align": "hungarian", "n_way": 3},
+        {"rekey_every": 3},
+        {"encoder": MeanKey(PairEmbedder(1, 1, generator=torch.Generator(), dim=DIM + 1))},
+        {"retrieval": Retrieval(min_fill=7)},
+        {"scope": "group", "aggregator": Mean(2)},
+        {"scope": "group", "retrieval": Retrieval(2, index=RandomIndex())},
     ],
-    ids=["no-head", "no-norm", "no-prototypes", "no-encoder", "other-dimension"],
+    ids=[
+        "no-head",
+        "no-norm",
+        "no-prototypes",
+        "no-encoder",
+        "other-dimension",
+        "min-fill",
+        "group-mean",
+        "group-random",
+    ],
 )
-def test_parts_that_do_not_fit_together_are_refused(options, policy):
+def test_parts_that_do_not_fit_together_are_refused(options):
     with pytest.raises(ConfigError):
-        build(**options, **policy)
+        build(**options)
 
 
 def test_encoding_needs_an_encoder():

@@ -1,4 +1,4 @@
-"""What a memory holds: slots, neighbours, a map of its keys, and faults in its books."""
+"""What a memory holds: slots, neighbours, a map of its keys, and whether its state is consistent."""
 
 import numpy as np
 import pytest
@@ -112,14 +112,14 @@ def test_the_map_agrees_with_the_eigenvectors_of_the_covariance():
     assert shown == pytest.approx(variances[::-1][:2] / variances.sum())
 
 
-def test_a_memory_is_restored_from_the_state_of_its_optimizer(memory):
-    state = {f"memory.{name}": tensor for name, tensor in memory.state_dict().items()}
+def test_slots_are_restored_from_the_state_of_their_memory(memory):
+    state = {f"store.{name}": tensor for name, tensor in memory.state_dict().items()}
     again = restored_memory({**state, "encoder.w": torch.ones(1)}, value_dtype=torch.float32)
     assert survey(again) == survey(memory)
     with pytest.raises(CheckpointError, match="no keys"):
         restored_memory({"encoder.w": torch.ones(1)}, value_dtype=torch.float32)
     for filled in (-1, 5):
-        state["memory.ledger.filled"] = torch.tensor(filled)
+        state["store.ledger.filled"] = torch.tensor(filled)
         with pytest.raises(CheckpointError, match=f"{filled} slots"):
             restored_memory(state, value_dtype=torch.float32)
 

@@ -13,7 +13,7 @@ from tests.reference.retrieval import nearest, softmax_weights, squared_distance
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.memory.recall import Retrieval
-from torchemo.memory.search import INDICES, ApproximateIndex, ExactIndex, Index, RandomIndex
+from torchemo.memory.search import RandomIndex
 from torchemo.memory.store import EpisodicMemory
 
 
@@ -301,11 +301,6 @@ def test_retrieval_with_the_random_index_recalls_what_it_drew():
     assert recall.distances[0].tolist() == pytest.approx(
         [abs(0.3 - s) for s in expected[0].tolist()], abs=1e-6
     )
-
-
-def test_the_registry_names_every_index():
-    assert {"exact": ExactIndex, "random": RandomIndex, "approximate": ApproximateIndex} == INDICES
-    assert all(issubclass(made, Index) for made in INDICES.values())
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from tests.reference.controllers import ListClock, published_fifo, published_lru
 from tests.reference.retrieval import nearest
 from torchemo.core.errors import CheckpointError, ConfigError, MemoryWriteError, ShapeError
 from torchemo.core.rng import generator_for
-from torchemo.memory.consolidation import SlotAdam
 from torchemo.memory.controllers import FIFO, LRU, Clock
 from torchemo.memory.recall import Retrieval
+from torchemo.memory.slots import SlotAdam
 from torchemo.memory.store import EpisodicMemory
 
 DIM = 3
@@ -314,14 +314,14 @@ def test_notes_of_another_structure_are_refused(notes, error):
     [
         lambda m: m.write(*draw(1)),
         lambda m: m.touch(torch.tensor([[0]])),
-        lambda m: m.consolidate(
+        lambda m: m.step_slots(
             draw(1)[1], torch.tensor([[0]]), weights=torch.ones(1, 1), optimizer=SlotAdam()
         ),
         lambda m: m.seed(torch.eye(DIM), {n: torch.Size(s) for n, s in SHAPES.items()}),
         lambda m: m.rekey(torch.zeros(3, DIM)),
         lambda m: m.end_batch(),
     ],
-    ids=["write", "touch", "consolidate", "seed", "rekey", "end_batch"],
+    ids=["write", "touch", "step_slots", "seed", "rekey", "end_batch"],
 )
 def test_in_eval_mode_every_change_is_refused(verb):
     memory = used(notes=False).eval()
@@ -360,7 +360,7 @@ def test_a_refused_consolidation_changes_nothing(rows, gradient, error):
     memory = used(notes=False)
     before = digest(memory)
     with pytest.raises(error):
-        memory.consolidate(
+        memory.step_slots(
             draw(1)[1] if rows is None else rows,
             torch.tensor([[0, 1]]),
             weights=torch.full((1, 2), 0.5),
@@ -387,9 +387,9 @@ def through_safetensors(state):
     return safetensors.torch.load(safetensors.torch.save(state))
 
 
-def consolidated(**options):
+def stepped(**options):
     memory = used(notes=False, **options)
-    memory.consolidate(
+    memory.step_slots(
         draw(1)[1],
         torch.tensor([[0, 2]]),
         weights=torch.tensor([[0.25, 0.75]]),
@@ -404,7 +404,7 @@ BUILDS = {
     "partly filled": lambda **o: used(9, **o),
     "bfloat16": lambda **o: used(value_dtype=torch.bfloat16, **o),
     "float64": lambda **o: used(value_dtype=torch.float64, key_dtype=torch.float64, **o),
-    "consolidated": consolidated,
+    "stepped": stepped,
     "empty": lambda **o: EpisodicMemory(3, DIM, **o),
     "off": lambda **o: EpisodicMemory(0, DIM, **o),
 }
@@ -432,7 +432,7 @@ def test_a_state_survives_saving_and_loading_bit_for_bit(build, carrier):
 
 
 def test_a_state_holds_every_tensor_of_the_memory():
-    memory = consolidated()
+    memory = stepped()
     state = memory.state_dict()
     assert torch.equal(state["keys"], memory.keys)
     assert {f"ledger.{f.name}" for f in fields(memory.ledger)} <= set(state)
@@ -472,7 +472,7 @@ def test_a_loaded_memory_shares_no_storage_with_the_state():
         lambda: used(value_dtype=torch.bfloat16),
         lambda: used(key_dtype=torch.float64),
         lambda: used(notes=False),
-        consolidated,
+        stepped,
     ],
     ids=["capacity", "key-dim", "value-dtype", "key-dtype", "notes", "moments-but-no-notes"],
 )
@@ -500,7 +500,7 @@ def test_a_state_of_another_network_is_refused_by_name():
 
 @pytest.mark.parametrize("name", ["keys", "ledger.hand", "values.scale", "moments.steps"])
 def test_a_state_that_lacks_a_tensor_is_refused_by_name(name):
-    memory = consolidated()
+    memory = stepped()
     state = copy(memory.state_dict())
     del state[name]
     before = digest(memory)
@@ -520,10 +520,10 @@ def test_a_state_that_lacks_a_tensor_is_refused_by_name(name):
     ],
 )
 def test_a_damaged_state_is_refused_by_name_also_by_an_empty_memory(name, tensor):
-    memory = blank(consolidated())
+    memory = blank(stepped())
     before = digest(memory)
     with pytest.raises(CheckpointError, match=name):
-        memory.load_state_dict(copy(consolidated().state_dict()) | {name: tensor})
+        memory.load_state_dict(copy(stepped().state_dict()) | {name: tensor})
     assert digest(memory) == before
 
 

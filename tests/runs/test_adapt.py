@@ -1,4 +1,4 @@
-"""Pictures of one's own: any form of them, any number per class, answered as tensors would be."""
+"""Images of your own: any form of them, any number per class, answered as tensors would be."""
 
 import json
 from dataclasses import replace
@@ -8,18 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchemo.config.run import (
-    AggregatorConfig,
-    DataConfig,
-    EMOConfig,
-    KeyConfig,
-    LearnerConfig,
-    MemoryConfig,
-    ModelConfig,
-    RetrievalConfig,
-    RunConfig,
-    ValueConfig,
-)
+from torchemo.config.registry import Part
+from torchemo.config.run import DataConfig, RunConfig
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Episode, TaskShape
@@ -28,38 +18,35 @@ from torchemo.runs.adapt import answer_folder, query_pictures
 from torchemo.runs.experiment import build_trainer
 from torchemo.runs.load import Trained
 from torchemo.runs.score import memory_digest
-from torchemo.training.step import predict
+from torchemo.training.predict import predict
 
 SIZE = 16
 SHAPE = TaskShape("classification", (3, SIZE, SIZE), 2)
 CONFIG = RunConfig(
-    learner=LearnerConfig(steps=2),
-    model=ModelConfig(filters=4),
+    learner=Part("maml", {"steps": 2}),
+    model=Part("conv4", {"filters": 4}),
     data=DataConfig(image_size=SIZE, n_way=2),
 )
-MEMORY = EMOConfig(
-    memory=MemoryConfig(capacity=3),
-    key=KeyConfig(dim=8, heads=2, ff=8, layers=1),
-    retrieval=RetrievalConfig(k=2),
-    aggregator=AggregatorConfig(kind="sum"),
-)
+KEY = Part("transformer", {"dim": 8, "heads": 2, "ff": 8, "layers": 1})
+MEMORY = Part("gradients", {"capacity": 3, "k": 2, "key": KEY, "aggregator": Part("sum")})
+PROTO = Part("proto-maml", {"steps": 1})
 RED, BLUE, GREEN = (220, 30, 30), (30, 40, 220), (30, 200, 40)
 
 
 def trained(config=CONFIG, shape=SHAPE):
     """A run that never met data: every number is as it was drawn."""
     trainer = build_trainer(config, shape)
-    if trainer.emo is not None:
+    if trainer.memory is not None:
         g = generator_for(0, "tasks")
         x = torch.rand(3, 4, *shape.x, generator=g)
         y = torch.arange(4).repeat(3, 1) % 2
         episode = Episode(Batch(x, y), Batch(x, y), domain=torch.tensor([0, 1, 0]))
         trainer.step(episode)
-    return Trained(config, trainer, shape, ("stones", "leaves"))
+    return Trained(config, trainer.system, shape, ("stones", "leaves"))
 
 
 def with_memory(**more):
-    return replace(CONFIG, emo=MEMORY, **more)
+    return replace(CONFIG, memory=MEMORY, **more)
 
 
 def noise(colour, seed, *, size=SIZE):
@@ -75,7 +62,7 @@ def save(image, path, **options):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two red and three blue support pictures; two queries of either colour."""
+    """Two red and three blue support images; two queries of either colour."""
     support, query = tmp_path / "support", tmp_path / "query"
     for i in range(2):
         save(noise(RED, i), support / "red" / f"{i}.png")
@@ -103,7 +90,9 @@ def test_a_folder_is_answered_as_the_same_tensors_are(folders, config):
         Batch(tensors(files)[None], torch.tensor([[0, 0, 0, 1, 1]])),
         Batch(tensors(asked)[None], torch.zeros(1, 4, dtype=torch.int64)),
     )
-    expected = predict(run.trainer.learner, run.trainer.params, episode, emo=run.trainer.emo)[-1]
+    system = run.system
+    found_by_tensors = predict(system.learner, system.params, episode, memory=system.memory)
+    expected = found_by_tensors.outputs[-1]
     got = torch.tensor([p.probabilities for p in found.predictions])
     assert torch.allclose(got, expected[0].softmax(1), atol=1e-6)
     assert not torch.allclose(got[0], got[-1], atol=1e-3)  # the answers are not all alike
@@ -132,7 +121,7 @@ def test_the_names_of_queries_are_those_within_their_folder(folders):
     assert list(query_pictures(query / "red 0.png")) == ["red 0.png"]
 
 
-def test_a_picture_is_the_same_in_any_size_mode_and_rotation(folders, tmp_path):
+def test_an_image_is_the_same_in_any_size_mode_and_rotation(folders, tmp_path):
     support, _ = folders
     # Four plain quarters survive enlarging by whole factors exactly, up to a little ringing.
     pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
@@ -174,7 +163,7 @@ def test_proto_maml_tells_plain_colours_apart_for_any_number_of_classes(folders,
     if n_way == 3:
         save(noise(GREEN, 1), support / "green" / "0.png")
         save(noise(GREEN, 2), query / "green 0.png")
-    run = trained(replace(CONFIG, learner=LearnerConfig(name="proto-maml", steps=1)))
+    run = trained(replace(CONFIG, learner=PROTO))
     found = answer_folder(run, support, query=query)
     assert len(found.classes) == n_way
     for p in found.predictions:
@@ -191,55 +180,73 @@ def test_another_number_of_classes_than_the_head_is_refused(folders):
 def test_a_memory_of_heads_is_bound_to_their_number_of_classes(folders):
     support, query = folders
     save(noise(GREEN, 1), support / "green" / "0.png")
-    proto = with_memory(learner=LearnerConfig(name="proto-maml", steps=1))
+    proto = with_memory(learner=PROTO)
     with pytest.raises(ConfigError, match="memory holds heads of 2"):
         answer_folder(trained(proto), support, query=query)
-    dropped = replace(proto, emo=replace(MEMORY, value=ValueConfig(head_align="drop")))
+    dropped = replace(proto, memory=MEMORY.set(head_align="drop"))
     assert len(answer_folder(trained(dropped), support, query=query).recalled) == 2
 
 
 def test_what_is_recalled_is_told_nearest_first_and_the_memory_is_left_alone(folders):
     support, query = folders
     # Recall dropout belongs to meta-training alone.
-    config = with_memory()
-    config = replace(config, emo=replace(MEMORY, value=ValueConfig(recall_dropout=1.0)))
-    run = trained(config)
-    memory, before = run.trainer.emo.memory, memory_digest(run.trainer.emo)
+    run = trained(replace(CONFIG, memory=MEMORY.set(recall_dropout=1.0)))
+    memory = run.system.memory
+    before = memory_digest(memory)
     found = answer_folder(run, support, query=query)
-    assert memory_digest(run.trainer.emo) == before
+    assert memory_digest(memory) == before
     assert len(found.recalled) == 2
     assert found.recalled[0].distance <= found.recalled[1].distance
     for one in found.recalled:
         assert one.domain == ("stones", "leaves", "stones")[one.slot]
-        assert one.age == int(memory.ages[one.slot])
+        assert one.age == int(memory.store.ages[one.slot])
     assert sum(one.weight for one in found.recalled) == pytest.approx(1)
     assert answer_folder(trained(), support, query=query).recalled == ()
 
 
-def test_pictures_unlike_those_of_training_are_answered_without_the_memory(folders):
+def test_images_unlike_those_of_training_are_answered_without_the_memory(folders):
     support, query = folders
-    judging = replace(MEMORY, retrieval=RetrievalConfig(k=2, familiar=0.9))
-    run = trained(replace(CONFIG, emo=judging))
+    run = trained(replace(CONFIG, memory=MEMORY.set(skip_unfamiliar=0.9)))
     found = answer_folder(run, support, query=query)
     assert (found.familiar, len(found.recalled)) == (True, 2)  # too few tasks to judge by
     elsewhere = torch.eye(8)[:1] + 1e-3 * torch.randn(64, 8, generator=generator_for(0, "keys"))
-    run.trainer.emo.familiarity.see(elsewhere)
+    run.system.memory.skip_unfamiliar.see(elsewhere)
     found = answer_folder(run, support, query=query)
     assert (found.familiar, found.recalled) == (False, ())
-    run.trainer.emo = None
-    alone = answer_folder(run, support, query=query)
+    alone = answer_folder(without_memory(run), support, query=query)
     assert [p.probabilities for p in found.predictions] == [
         p.probabilities for p in alone.predictions
     ]
     assert alone.familiar is None
 
 
+def without_memory(run):
+    return replace(run, system=replace(run.system, memory=None))
+
+
+def test_images_whose_slots_failed_validation_are_answered_without_the_memory(folders):
+    support, query = folders
+    options = {"capacity": 2, "k": None, "warmup": 1, "key": KEY, "skip_unhelpful": 0.0}
+    run = trained(replace(CONFIG, memory=Part("offsets", options)))
+    memory, generator = run.system.memory, generator_for(0, "offsets")
+    for value in memory.store.values.values():
+        value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+    passed = answer_folder(run, support, query=query)
+    assert (passed.familiar, passed.helpful, len(passed.recalled)) == (None, True, 2)
+    memory.skip_unhelpful.failed.fill_(True)
+    failed = answer_folder(run, support, query=query)
+    assert (failed.familiar, failed.helpful, failed.recalled) == (None, False, ())
+    alone = answer_folder(without_memory(run), support, query=query)
+    assert failed.predictions == alone.predictions != passed.predictions
+    assert (failed.method, alone.method, alone.helpful) == ("MAML + offsets", "MAML", None)
+
+
 def test_many_queries_are_dealt_out_and_come_back_in_order(folders, monkeypatch):
     support, query = folders
     for i in range(5):
         save(noise(GREEN, 50 + i), query / f"{i}.png")
-    # Layer normalisation looks at one picture at a time: then hands change nothing.
-    run = trained(replace(CONFIG, model=ModelConfig(filters=4, bn="layer")))
+    # Layer normalisation looks at one image at a time: then hands change nothing.
+    run = trained(replace(CONFIG, model=CONFIG.model.set(bn="layer")))
     whole = answer_folder(run, support, query=query)
     monkeypatch.setattr(adaptation, "QUERIES_AT_ONCE", 4)
     dealt = answer_folder(run, support, query=query)
@@ -249,7 +256,7 @@ def test_many_queries_are_dealt_out_and_come_back_in_order(folders, monkeypatch)
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
 
 
-def test_inverting_pictures_is_the_same_as_inverted_pictures(folders, tmp_path):
+def test_inverting_images_is_the_same_as_inverted_images(folders, tmp_path):
     support, query = folders
     for path in [*support.rglob("*.png"), *query.rglob("*.png")]:
         place = tmp_path / "inverted" / path.relative_to(tmp_path)
@@ -279,25 +286,25 @@ def test_folders_without_what_they_should_hold_are_refused(folders, tmp_path):
     with pytest.raises(DataError, match="nowhere"):
         answer_folder(run, support, query=tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         answer_folder(run, support, query=tmp_path / "empty")
     (support / "third").mkdir()
-    with pytest.raises(DataError, match="class 'third' has no pictures"):
+    with pytest.raises(DataError, match="class 'third' has no images"):
         answer_folder(run, support, query=query)
 
 
-def test_a_broken_picture_is_named(folders):
+def test_a_broken_image_is_named(folders):
     support, query = folders
-    (query / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    (query / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
     with pytest.raises(DataError, match=r"broken\.jpg"):
         answer_folder(trained(), support, query=query)
 
 
-def test_a_run_on_numbers_takes_no_pictures(folders):
+def test_a_run_on_numbers_takes_no_images(folders):
     support, query = folders
-    config = RunConfig(model=ModelConfig(name="mlp", hidden=(4,)))
+    config = RunConfig(model=Part("mlp", {"hidden": (4,)}))
     run = trained(config, TaskShape("regression", (1,), 1, n_shot=4))
-    with pytest.raises(ConfigError, match="not on pictures"):
+    with pytest.raises(ConfigError, match="not on images"):
         answer_folder(run, support, query=query)
 
 

@@ -3,22 +3,20 @@
 import pytest
 import torch
 
-from tests.laws.cases import (
-    LEARNER_CASES,
-    MODEL,
-    make_emo,
-    make_episode,
-    make_learner,
-    make_params,
-)
+from tests.laws.cases import MODEL, make_episode, make_learner, make_memory, make_params
 from torchemo.core.errors import CheckpointError, ConfigError, DataError, ShapeError, TorchemoError
+from torchemo.core.losses import task_loss
 from torchemo.core.types import Batch, Episode
-from torchemo.learners import MAML, InnerLoop, anil
+from torchemo.learners.gradient.anil import ANIL
 from torchemo.learners.gradient.inner import SGD
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
 from torchemo.memory.store import EpisodicMemory
 from torchemo.models import MLP, Conv4, lift
+from torchemo.training import predict as predicting
 from torchemo.training import step
-from torchemo.training.step import outer_step, predict, runs_together
+from torchemo.training.predict import predict, runs_together
+from torchemo.training.step import outer_step
 
 GOOD = make_episode()
 
@@ -51,18 +49,18 @@ def with_nan(x):
 def test_bad_tasks_are_refused_by_name_before_anything_changes(run, episode, error, words):
     learner = make_learner("maml")
     params = make_params(learner)
-    emo = make_emo("sum", learner)
-    before = {n: t.clone() for n, t in emo.state_dict().items()}
+    memory = make_memory("sum", learner)
+    before = {n: t.clone() for n, t in memory.state_dict().items()}
     with pytest.raises(error, match=words):
-        run(learner, params, episode, emo=emo)
-    assert all(torch.equal(t, before[n]) for n, t in emo.state_dict().items())
+        run(learner, params, episode, memory=memory)
+    assert all(torch.equal(t, before[n]) for n, t in memory.state_dict().items())
 
 
 def test_a_model_without_the_named_head_is_refused():
     module = torch.nn.Sequential(torch.nn.Linear(2, 3))
     with pytest.raises(ConfigError, match="fc"):
         lift(module, head="fc")
-    learner = anil(InnerLoop(MODEL))
+    learner = ANIL(InnerLoop(MODEL, adapts="head"))
     params = make_params(learner)
     del params["head.weight"]
     with pytest.raises(TorchemoError, match="head"):
@@ -71,41 +69,41 @@ def test_a_model_without_the_named_head_is_refused():
 
 def test_a_memory_of_another_architecture_is_refused_and_left_alone():
     learner = make_learner("maml")
-    emo = make_emo("sum", learner)
+    memory = make_memory("sum", learner)
     wider = MAML(InnerLoop(MLP(3, n_in=2, hidden=(7,), activation="tanh"), rule=SGD(0.1)))
     step = outer_step(wider, make_params(wider), GOOD)
-    keys = emo.encode(GOOD.support)
-    values = {n: row for n, row in step.rows.items() if n in emo.memory.values}
-    before = {n: t.clone() for n, t in emo.state_dict().items()}
+    keys = memory.encode(GOOD.support)
+    values = {n: row for n, row in step.rows.items() if n in memory.store.values}
+    before = {n: t.clone() for n, t in memory.state_dict().items()}
     with pytest.raises(ShapeError, match=r"layer1.weight.*\[4, 2\].*\[7, 2\]"):
-        emo.remember(emo.recall(keys), values)
+        memory.remember(memory.recall(keys), values)
     with pytest.raises(ShapeError, match=r"layer1.weight.*\[7, 2\].*\[4, 2\]"):
-        outer_step(wider, make_params(wider), GOOD, emo=emo)
-    other = EpisodicMemory(9, emo.memory.key_dim, key_dtype=torch.float64)
+        outer_step(wider, make_params(wider), GOOD, memory=memory)
+    other = EpisodicMemory(9, memory.store.key_dim, key_dtype=torch.float64)
     with pytest.raises(CheckpointError, match="capacity"):
-        emo.memory.load_state_dict(other.state_dict())
-    assert all(torch.equal(t, before[n]) for n, t in emo.state_dict().items())
+        memory.store.load_state_dict(other.state_dict())
+    assert all(torch.equal(t, before[n]) for n, t in memory.state_dict().items())
 
 
 def test_all_reads_of_a_batch_come_before_its_writes():
     """Two equal tasks in one batch do not see each other; the next batch sees both."""
     learner = make_learner("maml")
-    params, emo = make_params(learner), make_emo("sum", learner, filled=False)
+    params, memory = make_params(learner), make_memory("sum", learner, filled=False)
     twice = Episode(*(Batch(b.x[[0, 0]], b.y[[0, 0]]) for b in (GOOD.support, GOOD.query)))
-    step = outer_step(learner, params, twice, emo=emo)
+    step = outer_step(learner, params, twice, memory=memory)
     assert step.recall.m == 0
-    emo.remember(step.recall, step.values)
-    again = outer_step(learner, params, twice, emo=emo)
+    memory.remember(step.recall, step.values)
+    again = outer_step(learner, params, twice, memory=memory)
     assert again.recall.m == 2
     assert again.recall.distances.max() == 0
 
 
 def test_what_is_remembered_is_the_support_gradient_at_the_start():
     learner = make_learner("maml")
-    params, emo = make_params(learner), make_emo("sum", learner, filled=False)
-    step = outer_step(learner, params, GOOD, emo=emo)
+    params, memory = make_params(learner), make_memory("sum", learner, filled=False)
+    step = outer_step(learner, params, GOOD, memory=memory)
     theta = {n: p[None].expand(2, *p.shape).clone().requires_grad_() for n, p in params.items()}
-    losses = learner.loop.loss(MODEL(theta, GOOD.support.x), GOOD.support.y)
+    losses = task_loss(MODEL(theta, GOOD.support.x), GOOD.support.y)
     expected = torch.autograd.grad(losses.sum(), list(theta.values()))
     for name, gradient in zip(theta, expected, strict=True):
         torch.testing.assert_close(step.values[name], gradient, rtol=1e-12, atol=1e-15)
@@ -115,12 +113,12 @@ def test_what_is_remembered_is_the_support_gradient_at_the_start():
 def test_other_contents_are_what_they_say(content):
     learner = make_learner("maml")
     params = make_params(learner)
-    emo = make_emo("sum", learner, filled=False, content=content)
-    step = outer_step(learner, params, GOOD, emo=emo)
+    memory = make_memory("sum", learner, filled=False, content=content)
+    step = outer_step(learner, params, GOOD, memory=memory)
     theta = {n: p[None].expand(2, *p.shape).clone().requires_grad_() for n, p in params.items()}
 
     def gradient(at, batch):
-        losses = learner.loop.loss(MODEL(at, batch.x), batch.y)
+        losses = task_loss(MODEL(at, batch.x), batch.y)
         return dict(zip(at, torch.autograd.grad(losses.sum(), list(at.values())), strict=True))
 
     def descend(at, g):
@@ -193,7 +191,7 @@ def test_a_lifted_module_gives_the_same_outer_step_as_the_task_axis_network():
         (torch.zeros(2, 5, 3, 8, 8), 1000, False),
         (torch.zeros(2, 5, 3, 8, 8, device="meta"), 10**6, True),
     ],
-    ids=["small on vectors", "large on vectors", "pictures", "another device"],
+    ids=["small on vectors", "large on vectors", "images", "another device"],
 )
 def test_tasks_run_together_on_other_devices_and_in_small_networks(x, parameters, together):
     episode = Episode(Batch(x, torch.zeros(2, 5)), Batch(x, torch.zeros(2, 5)))
@@ -213,19 +211,7 @@ def test_the_automatic_choice_is_what_is_run(monkeypatch):
         ),
     )
     for together, expected in ((True, [2]), (False, [1, 1])):
-        monkeypatch.setattr(step, "runs_together", lambda params, episode, t=together: t)
+        monkeypatch.setattr(predicting, "runs_together", lambda params, episode, t=together: t)
         outer_step(learner, params, episode, batched=None)
         assert seen == expected
         seen.clear()
-
-
-@pytest.mark.parametrize("steps", [None, 0, 3])
-@pytest.mark.parametrize("case", LEARNER_CASES)
-def test_the_answer_after_the_last_step_alone_is_that_of_all_steps(case, steps):
-    learner = make_learner(case)
-    params = make_params(learner)
-    emo = make_emo("consolidate", learner).eval()
-    answers = predict(learner, params, GOOD, emo=emo, steps=steps)
-    (last,) = predict(learner, params, GOOD, emo=emo, steps=steps, every_step=False)
-    assert len(answers) == 1 + (learner.loop.steps if steps is None else steps)
-    assert torch.equal(last, answers[-1])

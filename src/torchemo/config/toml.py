@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import tomli_w
 
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -24,7 +25,9 @@ def to_dict(config: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
-        if is_dataclass(value):
+        if isinstance(value, Part):
+            plain[field.name] = part_dict(value)
+        elif is_dataclass(value):
             plain[field.name] = to_dict(value)
         elif value is None:
             plain[field.name] = UNSET
@@ -33,13 +36,25 @@ def to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
+def part_dict(part: Part) -> dict[str, Any]:
+    """Turn a part into plain values: its name, and the options that are set."""
+    plain = {n: part_dict(v) if isinstance(v, Part) else v for n, v in part.options.items()}
+    return {
+        "name": part.name,
+        **{
+            n: UNSET if v is None else list(v) if isinstance(v, tuple) else v
+            for n, v in plain.items()
+        },
+    }
+
+
 def dumps(config: Any) -> str:
     """Write a config as TOML.
 
     Example:
         >>> from torchemo.config.run import TrainConfig
-        >>> print(dumps(TrainConfig(iterations=5)).splitlines()[0])
-        iterations = 5
+        >>> print(dumps(TrainConfig(steps=5)).splitlines()[0])
+        steps = 5
     """
     return tomli_w.dumps(to_dict(config))
 
@@ -60,54 +75,77 @@ def loads(text: str, kind: type[T], *, where: str, base: T | None = None) -> T:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not a TOML file: {error}.") from error
-    return from_dict(given if base is None else _over(to_dict(base), given), kind, where=where)
+    return from_dict(given if base is None else merged(to_dict(base), given), kind, where=where)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a TOML file into plain values."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not a text file that can be read ({error}).") from error
 
 
 def load(path: Path, kind: type[T], *, base: T | None = None) -> T:
     """Read a config file; see `loads`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such file.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not a text file that can be read ({error}).") from error
-    return loads(text, kind, where=str(path), base=base)
+    given = read(path)
+    whole = given if base is None else merged(to_dict(base), given)
+    return from_dict(whole, kind, where=str(path))
 
 
 def override(plain: dict[str, Any], option: str) -> None:
     """Set ``a.b.c=value`` in nested plain values; the value is read as TOML, or taken as text.
 
     Example:
-        >>> plain = {"train": {"iterations": 1}}
-        >>> override(plain, "train.iterations=5")
+        >>> plain = {"train": {"steps": 1}}
+        >>> override(plain, "train.steps=5")
         >>> plain
-        {'train': {'iterations': 5}}
+        {'train': {'steps': 5}}
     """
     path, equals, text = option.partition("=")
     if not equals:
-        raise ConfigError(f"option '{option}' should be KEY=VALUE, such as train.iterations=500.")
+        raise ConfigError(f"option '{option}' should be KEY=VALUE, such as train.steps=500.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *tables, name = path.split(".")
-    place = plain
-    for table in tables:
-        inner = place.setdefault(table, {})
-        if not isinstance(inner, dict):
+    given: Any = value
+    for name in reversed(path.split(".")):
+        given = {name: given}
+    _refuse_leaves(plain, path)
+    plain.update(merged(plain, given))
+
+
+def _refuse_leaves(plain: Mapping[str, Any], path: str) -> None:
+    place: Any = plain
+    for table in path.split(".")[:-1]:
+        place = place.get(table, {})
+        if not isinstance(place, Mapping):
             raise ConfigError(f"option '{path}': '{table}' is not a group of options.")
-        place = inner
-    place[name] = value
 
 
-def _over(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay plain values over others; a part of another name brings its own options alone.
+
+    Example:
+        >>> merged({"model": {"name": "conv4", "filters": 8}}, {"model": {"name": "mlp"}})
+        {'model': {'name': 'mlp'}}
+    """
+    found = dict(base)
     for key, value in given.items():
-        inner = merged.get(key)
-        if isinstance(inner, dict) and isinstance(value, Mapping):
-            value = _over(inner, value)
-        merged[key] = value
-    return merged
+        inner = found.get(key)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and not _renames(inner, value):
+            value = merged(inner, value)
+        found[key] = value
+    return found
+
+
+def _renames(inner: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return "name" in inner and value.get("name", inner["name"]) != inner["name"]
 
 
 def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str = "") -> T:
@@ -119,10 +157,11 @@ def from_dict(given: Mapping[str, Any], kind: type[T], *, where: str, path: str 
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"Did you mean '{path}{near[0]}'?" if near else f"Known: {', '.join(known)}."
             raise ConfigError(f"{where}: unknown option '{path}{key}'.", hint=hint)
-    made = {
-        name: _value(value, hints[name], where=where, path=f"{path}{name}")
-        for name, value in given.items()
-    }
+    made = {}
+    for name, value in given.items():
+        if hints[name] is Part and isinstance(value, Mapping) and "name" not in value:
+            value = {"name": getattr(kind(), name).name, **value}  # options of the default part
+        made[name] = _value(value, hints[name], where=where, path=f"{path}{name}")
     return kind(**made)
 
 
@@ -132,6 +171,8 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any, *, where: str, path: str) -> Any:
+    if hint is Part:
+        return _part(value, where=where, path=path)
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where}: '{path}' should be a table, got {value!r}.")
@@ -141,8 +182,19 @@ def _value(value: Any, hint: Any, *, where: str, path: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):
         value = tuple(value)
     if not _fits(value, hint):
-        raise ConfigError(f"{where}: '{path}' should be {_words(hint)}, got {value!r}.")
+        raise ConfigError(f"{where}: '{path}' should be {type_words(hint)}, got {value!r}.")
     return float(value) if hint is float else value
+
+
+def _part(value: Any, *, where: str, path: str) -> Part:
+    if isinstance(value, Part):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ConfigError(
+            f"{where}: '{path}' should be a table with a name, got {value!r}.",
+            hint=f"Choose the part by {path}.name.",
+        )
+    return Part(value["name"], {n: v for n, v in value.items() if n != "name"})
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -165,9 +217,18 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _words(hint: Any) -> str:
+def type_words(hint: Any) -> str:
+    """Say in words which values an option takes.
+
+    Example:
+        >>> type_words(Literal["a", "b"] | None)
+        "one of 'a', 'b' or 'unset'"
+    """
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_words(part) for part in get_args(hint))
+        return " or ".join(type_words(part) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        items = [part for part in get_args(hint) if part is not ...]
+        return f"a list of {' and '.join(type_words(part) for part in items)}"
     return f"'{UNSET}'" if hint is NoneType else getattr(hint, "__name__", str(hint))

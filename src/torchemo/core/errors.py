@@ -9,6 +9,14 @@ class TorchemoError(Exception):
     Args:
         message: What happened and where; says expected and got when something does not fit.
         hint: What to do about it, one sentence.
+
+    Example:
+        >>> import torchemo
+        >>> try:
+        ...     torchemo.preset("mamml")
+        ... except torchemo.TorchemoError as error:
+        ...     print(error.hint)
+        Did you mean 'maml'?
     """
 
     exit_code = 1
@@ -28,7 +36,7 @@ class ConfigError(TorchemoError):
 
 @final
 class DataError(TorchemoError):
-    """A picture, label, class or task is not what the work needs."""
+    """An image, label, class or task is not what the work needs."""
 
     exit_code = 3
 

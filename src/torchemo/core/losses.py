@@ -21,6 +21,11 @@ def mean_squared_error(out: Tensor, y: Tensor) -> Tensor:
     return (out - y).square().flatten(1).mean(1)
 
 
+def task_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of each task: cross-entropy for labels, mean squared error for other targets."""
+    return mean_squared_error(out, y) if y.is_floating_point() else cross_entropy(out, y)
+
+
 def accuracy(out: Tensor, y: Tensor) -> Tensor:
     """Share of right answers of each task: logits ``[B, n, n_way]``, labels ``[B, n]`` -> ``[B]``."""
     return (out.argmax(-1) == y).to(out.dtype).mean(1)

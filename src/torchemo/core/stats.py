@@ -299,7 +299,7 @@ def class_bootstrap(
     the factor undoes that a task draws its classes without replacement. The percentiles are those
     of the expanded percentile interval: for few classes as wide as Student's t asks for.
 
-    Reading: the textbook weight is the product of the n_c, but with 5 classes per task its variance
+    Choice: the textbook weight is the product of the n_c, but with 5 classes per task its variance
     drowns the answer. Its linear form counts the variance within classes about n_way times, so the
     interval is a little long when tasks are few. Give the tasks of one domain at a time.
     """

@@ -38,6 +38,11 @@ class Episode:
         query: What they are judged on.
         domain: Which domain or family each task comes from, for analysis.
         index: Which episode of its split each task is.
+
+    Example:
+        >>> x, y = torch.rand(2, 5, 3, 32, 32), torch.arange(5).repeat(2, 1)  # two 5-way 1-shot tasks
+        >>> Episode(support=Batch(x, y), query=Batch(x, y)).support.x.shape
+        torch.Size([2, 5, 3, 32, 32])
     """
 
     support: Batch
@@ -57,10 +62,17 @@ class Recall(NamedTuple):
         values: Recalled values V_j, detached, ``{name: [B, m, *shape]}``.
         generations: How often each slot had been overwritten when it was read.
         active: Tasks that may use their recall; the others are adapted without it (recall dropout,
-            tasks unlike those of training).
-        slot_keys: Keys of all filled slots as a leaf that collects their gradient (consolidation).
+            `torchemo.memory.selective`).
+        slot_keys: Keys of all filled slots as a leaf that collects their gradient; all tasks share it.
         notes: What else is remembered with the slots (domain, prototypes), ``{name: [B, m, ...]}``.
         own_notes: The same of the tasks at hand, to be remembered with them, ``{name: [B, ...]}``.
+
+    Example:
+        >>> from torchemo import for_module
+        >>> emo = for_module(torch.nn.Linear(2, 1), k=5, capacity=10, key_dim=3)
+        >>> recall: Recall = emo.recall(torch.zeros(4, 3))  # four tasks, nothing remembered yet
+        >>> recall.m, recall.slots.shape
+        (0, torch.Size([4, 0]))
     """
 
     keys: Float[Tensor, "task dim"]
@@ -78,6 +90,10 @@ class Recall(NamedTuple):
     def m(self) -> int:
         """How many slots were recalled for each task."""
         return self.slots.shape[1]
+
+    def shared_fields(self) -> tuple[str, ...]:
+        """Name the fields without a task axis (`torchemo.core.task_axis`)."""
+        return ("slot_keys",)
 
 
 class Start(NamedTuple):
@@ -162,6 +178,10 @@ class TaskShape:
         n_out: Classes of a task, or dimension of a regression target.
         n_shot: Support examples per class, or in all for regression.
         n_query: Queries per class, or in all for regression.
+
+    Example:
+        >>> TaskShape("classification", x=(3, 32, 32), n_out=5, n_shot=1).support
+        5
     """
 
     kind: Literal["classification", "regression"]

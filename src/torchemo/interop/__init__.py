@@ -1,4 +1,4 @@
-"""EMO in a stranger's loop: plain torch, ``torch.func``, higher, TorchOpt, learn2learn.
+"""EMO in your own training loop: plain torch, ``torch.func``, higher, TorchOpt, learn2learn.
 
 The host keeps its loop; `torchemo.memory.emo.EMO` adds three lines, recall, combine and remember.
 No host package is imported here: `torchemo.interop.higher.callback` needs none, and

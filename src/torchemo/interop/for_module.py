@@ -1,18 +1,18 @@
 """An EMO for any ``nn.Module`` in one line."""
 
-from typing import cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from torchemo.config.run import AggregatorConfig, AggregatorKind
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
+from torchemo.core.rng import generator_for
 from torchemo.memory.aggregators import AGGREGATORS, Aggregator
-from torchemo.memory.aggregators.build import build_aggregator
-from torchemo.memory.controllers import CONTROLLERS, Controller
+from torchemo.memory.aggregators.aggregator import Joined
+from torchemo.memory.controllers import Controller, build_controller
 from torchemo.memory.emo import EMO
 from torchemo.memory.keys.encoder import KeyEncoder
-from torchemo.memory.policy import Policy
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.store import EpisodicMemory
 
@@ -27,7 +27,7 @@ def for_module(
     key_dim: int | None = None,
     encoder: KeyEncoder | None = None,
     head: tuple[str, ...] = (),
-    policy: Policy | None = None,
+    **choices: Any,
 ) -> EMO:
     """Build the memory optimizer for the trainable parameters of ``module``, which is only looked at.
 
@@ -41,30 +41,38 @@ def for_module(
         key_dim: Dimension of the task keys, if they come from elsewhere; an encoder knows its own.
         encoder: Key network, for `EMO.encode`.
         head: Names of the tensors of the last layer, for head alignment and the ``gate`` aggregator.
-        policy: What is stored and how it is used. `recall_step` and consolidation also need
-            `EMO.opening` and `EMO.offset` in the loop; combining alone does not do them.
+        choices: What is stored and how it is used: further arguments of `EMO`, such as ``content``. A
+            ``recall_step`` also needs `EMO.opening` in the loop; combining alone does not take it.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 1))
         >>> emo = for_module(net, k=5, capacity=100, key_dim=8)
-        >>> emo.memory.capacity, emo.memory.key_dim
+        >>> emo.store.capacity, emo.store.key_dim
         (100, 8)
     """
-    shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
-    _check_tensors(shapes, head)
-    policy = Policy() if policy is None else policy
-    dtype = _dtype(module)
-    if isinstance(aggregator, str):
-        aggregator = _aggregator(aggregator, shapes, k=k, head=head, policy=policy)
-    memory = EpisodicMemory(
-        capacity,
-        _key_dim(key_dim, encoder),
-        controller=_controller(controller) if isinstance(controller, str) else controller,
-        value_dtype=dtype,
-        key_dtype=dtype,
-    )
-    emo = EMO(memory, Retrieval(k), aggregator, encoder=encoder, policy=policy, head=head)
+    shapes, dtype, seed = _trainable(module, head), _dtype(module), choices.get("seed", 0)
+    joins = _aggregator(aggregator, Joined(shapes, k, 1, head, generator_for(seed, "aggregator")))
+    store = _store(capacity, _key_dim(key_dim, encoder), controller, dtype=dtype, seed=seed)
+    emo = EMO(store, Retrieval(k), joins, encoder=encoder, head=head, **choices)
+    # Gates and temperatures beside a network in float64 are in float64, too.
     return emo.to(dtype) if dtype == torch.float64 else emo
+
+
+def _store(
+    capacity: int, dim: int, controller: str | Controller, *, dtype: torch.dtype, seed: int
+) -> EpisodicMemory:
+    if isinstance(controller, str):
+        controller = build_controller(Part(controller), seed=seed)
+    return EpisodicMemory(capacity, dim, controller=controller, value_dtype=dtype, key_dtype=dtype)
+
+
+def _aggregator(aggregator: str | Aggregator, joined: Joined) -> Aggregator:
+    """Make a named aggregator at its defaults; take one made elsewhere as it is."""
+    if not isinstance(aggregator, str):
+        return aggregator
+    kind, options = AGGREGATORS.resolve(Part(aggregator))
+    made: Aggregator = kind.build(options, joined)
+    return made
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
@@ -84,22 +92,9 @@ def _key_dim(key_dim: int | None, encoder: KeyEncoder | None) -> int:
     return encoder.dim
 
 
-def _aggregator(
-    name: str, shapes: dict[str, torch.Size], *, k: int, head: tuple[str, ...], policy: Policy
-) -> Aggregator:
-    if name not in AGGREGATORS:
-        raise ConfigError(f"aggregator should be one of {list(AGGREGATORS)}, got '{name}'.")
-    config = AggregatorConfig(kind=cast(AggregatorKind, name))
-    return build_aggregator(config, shapes, k=k, steps=1, head=head, seed=policy.seed)
-
-
-def _controller(name: str) -> Controller:
-    if name not in CONTROLLERS:
-        raise ConfigError(f"controller should be one of {list(CONTROLLERS)}, got '{name}'.")
-    return CONTROLLERS[name]()
-
-
-def _check_tensors(shapes: dict[str, torch.Size], head: tuple[str, ...]) -> None:
+def _trainable(module: nn.Module, head: tuple[str, ...]) -> dict[str, torch.Size]:
+    """Return the shapes of what can be adapted; refuse a module without, and a head beside it."""
+    shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     if not shapes:
         raise ConfigError(
             "the module has no trainable parameter, so there is nothing to adapt or remember.",
@@ -111,3 +106,4 @@ def _check_tensors(shapes: dict[str, torch.Size], head: tuple[str, ...]) -> None
             f"head tensors {unknown} are not among the trainable parameters {list(shapes)}.",
             hint="Name tensors, not layers: 'fc.weight' and 'fc.bias'.",
         )
+    return shapes

@@ -6,9 +6,9 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from torchemo.core.errors import ShapeError
+from torchemo.core.task_axis import take
 from torchemo.core.types import Params, Recall
 from torchemo.memory.emo import EMO
-from torchemo.memory.recall import slice_recall
 
 Grads = TypeVar("Grads", bound=Mapping[str, Tensor | None] | Sequence[Tensor | None])
 """Gradients of one task: ``{name: [*shape]}``, or a list or tuple of ``[*shape]``; None where missing."""
@@ -23,9 +23,9 @@ def combine_one(
     task: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Grads:
-    """Eq. 7 for one task: return Aggr(g, V) in the form in which g came; differentiable in g.
+    """Return Aggr(g, V) of one task (Eq. 7) in the form in which g came; differentiable in g.
 
-    Reading: a tensor without gradient (frozen, or not used by the loss) is left alone, as optimizers do.
+    A tensor without gradient (frozen, or not used by the loss) is left alone, as optimizers do.
 
     Args:
         emo: The memory optimizer.
@@ -46,18 +46,14 @@ def combine_one(
         (tensor([[4., 4.]]), tensor([4.]))
     """
     own, part = as_task(grads, names=names), _of_task(recall, task)
-    if part.m and own.keys().isdisjoint(part.values):
-        raise ShapeError(
-            f"combine: gradients of {sorted(own)}, but only {sorted(part.values)} are remembered.",
-            hint="Use the same names everywhere; wrappers add a prefix such as 'module.'.",
-        )
+    _check_names(own, part)
     direction = emo.combine(own, part, step=step)
+    # Only where the task has a gradient: a frozen tensor must not start to move along a recalled one.
     combined = {
         name: None if grad is None else direction[name][0]
         for name, grad in _named(grads, names).items()
     }
-    form: Any = tuple if isinstance(grads, tuple) else list
-    return cast(Grads, combined if isinstance(grads, Mapping) else form(combined.values()))
+    return _in_form_of(grads, combined)
 
 
 def as_task(
@@ -95,6 +91,20 @@ def _named(
     return dict(zip(names, grads, strict=True))
 
 
+def _in_form_of(grads: Grads, combined: dict[str, Tensor | None]) -> Grads:
+    form: Any = tuple if isinstance(grads, tuple) else list
+    return cast(Grads, combined if isinstance(grads, Mapping) else form(combined.values()))
+
+
+def _check_names(own: Params, recall: Recall) -> None:
+    """Refuse names of which the memory knows none: nothing would ever be combined."""
+    if recall.m and own.keys().isdisjoint(recall.values):
+        raise ShapeError(
+            f"combine: gradients of {sorted(own)}, but only {sorted(recall.values)} are remembered.",
+            hint="Use the same names everywhere; wrappers add a prefix such as 'module.'.",
+        )
+
+
 def _of_task(recall: Recall, task: int | None) -> Recall:
     """Take one task of a recall and keep its axis."""
     tasks = recall.keys.shape[0]
@@ -105,4 +115,4 @@ def _of_task(recall: Recall, task: int | None) -> Recall:
             f"the recall is of {tasks} tasks, and task {task} was asked for.",
             hint="Pass task=b for the b-th of the tasks that were recalled together.",
         )
-    return slice_recall(recall, slice(task, task + 1))
+    return take(recall, slice(task, task + 1))

@@ -42,6 +42,7 @@ def apply_(
         >>> emo.remember(recall, emo.value((own,)))
     """
     named = dict(module.named_parameters())
+    # Optimizers step along `.grad` as it is: a graph behind it would only hold memory.
     with torch.no_grad():
         grads = {name: p.grad for name, p in named.items()}
         combined = combine_one(emo, grads, recall, step=step, task=task)

@@ -35,6 +35,7 @@ def transform(
         names: Names of the tensors if the parameters are a tuple or list; a dict brings its own.
         task: Which task of the batch this is; needed if the recall is of more than one.
     """
+    # Only whoever calls this needs TorchOpt to be installed.
     try:
         from torchopt.base import GradientTransformation
     except ImportError as missing:

@@ -1,4 +1,4 @@
-"""Is this machine fit for the work? Versions, threads, disk, extras, and gradients that can be trusted."""
+"""Check this machine: versions, threads, disk, extras, and whether its gradients are right."""
 
 import os
 import platform
@@ -17,12 +17,14 @@ from torchemo.core.rng import generator_for
 from torchemo.core.tree import flatten
 from torchemo.core.types import Batch, Episode, Params
 from torchemo.core.workers import usable_cores
-from torchemo.learners import MAML, InnerLoop
 from torchemo.learners.gradient.inner import SGD
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
 from torchemo.models import Conv4, fused
 from torchemo.runs.environment import environment
 from torchemo.runs.storage.durable import megabytes
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 4)
@@ -128,8 +130,8 @@ def compiled_error() -> float:
         model = Conv4(2, image_size=16, filters=2, path=path)
         learner = MAML(InnerLoop(model, rule=SGD(lr=0.4), steps=2, adapt_bn=True))
         params = {n: p.double() for n, p in learner.init(generator_for(0, "doctor")).items()}
-        rows = outer_step(learner, params, _episode()).gradients
-        found.append(flatten({n: g[None] for n, g in rows.items()}))
+        gradients = outer_step(learner, params, _episode()).gradients
+        found.append(flatten({n: g[None] for n, g in gradients.items()}))
     return float((found[0] - found[1]).norm() / found[1].norm())
 
 
@@ -151,7 +153,7 @@ def _off(learner: MAML, params: Params, episode: Episode, gradient: Tensor, name
 
     def loss(t: float) -> float:
         moved = {**params, name: params[name] + t * along}
-        answer = predict(learner, moved, episode, batched=True)[-1]
+        answer = predict(learner, moved, episode, batched=True).outputs[-1]
         return float(cross_entropy(answer, episode.query.y).mean())
 
     slope = (loss(STEP) - loss(-STEP)) / (2 * STEP)

@@ -328,7 +328,7 @@ class ConvergenceReport:
 def report(mu: float, L: float, *, alpha: float, weights: Weights) -> ConvergenceReport:
     """Compare the paper's condition with ours for curvatures in [mu, L].
 
-    Reading: one tau stands for all S gradients, as on a quadratic, and runs over 257 evenly spaced
+    Choice: one tau stands for all S gradients, as on a quadratic, and runs over 257 evenly spaced
     values with both ends. The paper's answer is exact all the same (for S >= 2 it is no, for S = 1
     the norm is largest at an end); ours is exact at the grid's values and continuous between them.
 

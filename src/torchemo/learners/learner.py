@@ -1,4 +1,4 @@
-"""What a learner is: how tasks start, how they adapt, and what the outer loop gets back.
+"""What a learner is: fit to a support set, predict queries, and the loss that trains it.
 
 Names with a slash belong to the learner (``rate/conv1.weight``), all others to its network. Those that
 begin with ``state/`` are kept with the parameters, but no gradient moves them.
@@ -11,27 +11,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted
-from torchemo.learners.gradient.loop import InnerLoop
-from torchemo.memory.emo import Bound
+from torchemo.core.types import Batch, Model, Params, Start
+from torchemo.memory.interface import BoundMemory, Host
 
 
 class Traits(NamedTuple):
     """What a learner declares about itself; the law suite checks it.
 
     Attributes:
-        exact_meta_gradient: Rows are the exact gradient of the query loss (finite differences agree).
+        exact_meta_gradient: Per-task gradients are the exact gradient of the query loss (finite differences
+            agree).
         label_equivariant: Permuting the labels of a task together with its head rows changes no loss.
         second_order: The graph of the inner gradients is kept.
         reads_labels_at_start: Support labels are used before the first step, so that accuracy there may
             exceed 1/N.
+        inner_loop: The learner takes gradient steps, which a memory of gradients can join.
     """
 
     exact_meta_gradient: bool = True
     label_equivariant: bool = True
     second_order: bool = True
     reads_labels_at_start: bool = False
+    inner_loop: bool = True
+
+
+class Fitted(NamedTuple):
+    """A learner fitted to the support sets of B tasks.
+
+    Attributes:
+        state: What `Learner.predict` and `Learner.loss` need: adapted weights, prototypes, a head.
+        path: Parameters theta_0, ..., theta_S of an inner loop, adapted or not; empty without one.
+        gradients: Support gradients g_0, ..., g_{S-1} of the adapted tensors, before any recall.
+        support_losses: Support losses before each inner step, ``[B, S]``; None without an inner loop.
+        extra_values: What the learner wants remembered beside the gradients, ``{name: [B, ...]}``.
+        support_x: Support inputs, for networks that normalise a query with them.
+        statistics: Normalisation statistics seen at inner steps, for networks that keep running ones.
+        evaluation: Fitted without a graph, with stored normalisation statistics.
+    """
+
+    state: Params
+    path: tuple[Params, ...] = ()
+    gradients: tuple[Params, ...] = ()
+    support_losses: Float[Tensor, "task step"] | None = None
+    extra_values: Params | None = None
+    support_x: Tensor | None = None
+    statistics: dict[int, Params] | None = None
+    evaluation: bool = False
 
 
 @runtime_checkable
@@ -39,8 +64,13 @@ class Learner(Protocol):
     """A meta-learner on the task axis."""
 
     @property
-    def loop(self) -> InnerLoop:
-        """Its inner loop."""
+    def title(self) -> str:
+        """Its name in tables and reports."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """Its network."""
         ...
 
     @property
@@ -52,33 +82,99 @@ class Learner(Protocol):
         """Draw all meta-parameters."""
         ...
 
+    def fit(
+        self,
+        start: Start,
+        support: Batch,
+        *,
+        memory: BoundMemory | None = None,
+        steps: int | None = None,
+        graph: bool = True,
+    ) -> Fitted:
+        """Fit B tasks to their support sets.
+
+        Args:
+            start: Where the tasks begin.
+            support: Their support sets.
+            memory: A memory with their recall, which joins the inner steps.
+            steps: Inner steps, by default those of training; a learner without any ignores it.
+            graph: Keep what the outer gradient needs. Without it, running statistics are used as stored.
+        """
+        ...
+
+    def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
+        """Answer queries ``x [B, n, ...]`` after inner step ``step``, by default the last."""
+        ...
+
+    def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
+        """Return the outer loss of each task, on the graph."""
+        ...
+
+
+@runtime_checkable
+class StartsPerTask(Protocol):
+    """A learner whose tasks do not all begin at the shared parameters."""
+
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Return where each task begins.
 
         Args:
             params: Meta-parameters without a task axis.
             support: Support sets of B tasks.
-            base: The network's tensors with a task axis: the leaves of the tasks' rows. What a memory adds
-                to the start is added to what this returns.
+            base: The network's tensors with a task axis: the leaves of the per-task gradients. What a memory
+                adds to the start is added to what this returns.
         """
         ...
 
-    def adapt(
-        self,
-        start: Start,
-        support: Batch,
-        *,
-        bound: Bound | None = None,
-        steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
-        """Run the inner loop of B tasks; ``bound`` brings EMO into it."""
+
+@runtime_checkable
+class OwnGradient(Protocol):
+    """A learner whose outer gradient is not that of its loss (Reptile)."""
+
+    def rows(
+        self, start: Start, fitted: Fitted, query: Batch, *, leaves: Sequence[Tensor]
+    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+        """Return each task's outer loss, and its gradient for every leaf."""
         ...
 
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Return each task's outer loss, and its row of the outer gradient for every leaf."""
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """A learner with an inner loop, which can answer after any of its steps."""
+
+    @property
+    def steps(self) -> int:
+        """Inner steps while training."""
+        ...
+
+    def adapted(self, theta: Params) -> list[str]:
+        """Return the names of the tensors that inner steps move, among those of ``theta``."""
+        ...
+
+    def predict_path(self, fitted: Fitted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
+        """Answer ``x`` with the parameters after each of the given numbers of inner steps."""
+        ...
+
+    def query_gradient(self, fitted: Fitted, query: Batch) -> Params:
+        """Differentiate the query loss at theta_S in theta_S itself."""
+        ...
+
+
+@runtime_checkable
+class HeadAlone(Protocol):
+    """A learner that may adapt nothing but its head, so that features are computed once."""
+
+    def on_features(self) -> "Learner | None":
+        """Return this learner for features as inputs; None if its trunk changes during the inner loop."""
+        ...
+
+
+@runtime_checkable
+class AnyWay(Protocol):
+    """A learner that takes any number of classes, whatever it was trained with."""
+
+    def for_classes(self, n_way: int) -> "Learner":
+        """Return this learner for tasks of ``n_way`` classes."""
         ...
 
 
@@ -109,6 +205,15 @@ class Advance(NamedTuple):
 class Staged(Protocol):
     """A learner whose outer steps depend on what the run has come to (TSA-MAML's two stages)."""
 
+    @property
+    def title(self) -> str:
+        """Its name in tables and reports."""
+        ...
+
+    def staged_until(self, tasks: int) -> int:
+        """Return the outer step, of ``tasks`` tasks each, at which its last stage begins."""
+        ...
+
     def advance(
         self, params: Params, gradients: Params, *, about: Params, iteration: int
     ) -> Advance:
@@ -117,14 +222,45 @@ class Staged(Protocol):
         Args:
             params: Meta-parameters, with the learner's ``state/`` tensors.
             gradients: Gradient of the mean outer loss in all learned ones.
-            about: What `Learner.start` found out about the B tasks.
+            about: What `StartsPerTask.start` found out about the B tasks.
             iteration: Which outer step it is, from 0.
         """
         ...
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """A learner that remembers other tensors than those of its network."""
+
+    def remembered(self, content: str) -> dict[str, torch.Size]:
+        """Return names and shapes of what a memory of ``content`` holds for a task."""
+        ...
+
+
 STATE = "state/"
 """Prefix of tensors that are kept with the meta-parameters but not learned by gradients."""
+
+
+def start_of(learner: Learner, params: Params, support: Batch, *, base: Params) -> Start:
+    """Return where each task begins: at ``base``, unless the learner has a start of its own."""
+    if isinstance(learner, StartsPerTask):
+        return learner.start(params, support, base=base)
+    return Start(base)
+
+
+def steps_of(learner: Learner) -> int:
+    """Return the inner steps of a learner; 0 without an inner loop."""
+    return learner.steps if isinstance(learner, Stepwise) else 0
+
+
+def outer_rows(
+    learner: Learner, start: Start, fitted: Fitted, query: Batch, *, leaves: Sequence[Tensor]
+) -> tuple[Float[Tensor, " task"], list[Tensor]]:
+    """Return each task's outer loss and its gradient for every leaf (Eq. 3)."""
+    if isinstance(learner, OwnGradient):
+        return learner.rows(start, fitted, query, leaves=leaves)
+    losses = learner.loss(fitted, query)
+    return losses.detach(), gradient_rows(losses, leaves)
 
 
 def network_names(params: Params) -> list[str]:
@@ -134,7 +270,7 @@ def network_names(params: Params) -> list[str]:
 
 def learned(learner: Learner, params: Params) -> Params:
     """Keep the meta-parameters that gradients move: no running statistics, no ``state/``."""
-    fixed = learner.loop.model.buffers
+    fixed = learner.model.buffers
     return {n: p for n, p in params.items() if n not in fixed and not n.startswith(STATE)}
 
 
@@ -149,7 +285,7 @@ def within(scope: str, params: Params) -> Params:
 
 
 def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Differentiate the tasks' losses in all leaves at once; rows of unused leaves are zero.
+    """Differentiate the tasks' losses in all leaves at once; unused leaves get zeros.
 
     Tasks are independent, so row b of the gradient of the sum is the gradient of task b.
     """
@@ -162,9 +298,35 @@ def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> l
     ]
 
 
-def query_rows(
-    loop: InnerLoop, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-    """Differentiate the query loss after the last step (Eq. 3): losses and rows."""
-    losses = loop.losses(adapted, query)
-    return losses.detach(), gradient_rows(losses, leaves)
+def remembered_by(learner: Learner, content: str) -> dict[str, torch.Size]:
+    """Return names and shapes of what a memory of ``content`` holds for a task of this learner."""
+    if isinstance(learner, Remembers):
+        return learner.remembered(content)
+    network = learner.model.init(torch.Generator())
+    if content == "meta":
+        own, fixed = learner.init(torch.Generator()), learner.model.buffers
+        return {n: p.shape for n, p in network.items() if n in own and n not in fixed}
+    return {n: network[n].shape for n in adapted_by(learner)}
+
+
+def adapted_by(learner: Learner) -> list[str]:
+    """Return the names of the network's tensors that inner steps move; none without an inner loop."""
+    if not isinstance(learner, Stepwise):
+        return []
+    return learner.adapted(learner.model.init(torch.Generator()))
+
+
+def host(learner: Learner) -> Host:
+    """Return what a memory needs to know about a learner."""
+    key_dim = getattr(learner, "key_dim", None)
+    return Host(
+        title=learner.title,
+        model=learner.model,
+        steps=steps_of(learner),
+        inner_loop=learner.traits.inner_loop,
+        adapted=tuple(adapted_by(learner)),
+        remembered=lambda content: remembered_by(learner, content),
+        key_dim=key_dim,
+        groups=isinstance(learner, Staged),
+        differentiable=not isinstance(learner, OwnGradient),
+    )

@@ -1,50 +1,84 @@
-"""EMO: the episodic memory optimizer (Eq. 4, 6, 7; Algorithms 1 and 2).
+"""EMO: the paper's memory of gradients (Eq. 4 to 7; Algorithms 1 and 2).
 
-Three verbs for a loop of one's own: `recall` what similar tasks did, `combine` it with the gradient at
+Three verbs for your own training loop: `recall` what similar tasks did, `combine` it with the gradient at
 hand, `remember` this task. Tasks carry a leading axis B everywhere.
 """
 
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from torchemo.config.registry import Part, Registry
 from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import check_same_structure, norms, select, tree_map
-from torchemo.core.types import Batch, Params, Recall
-from torchemo.memory.aggregators import Aggregator, Gated, Sum, weighted_sum
+from torchemo.core.tree import check_same_structure, select, tree_map
+from torchemo.core.types import Batch, Params, Recall, TaskShape
+from torchemo.memory.aggregators import AGGREGATORS
+from torchemo.memory.aggregators.aggregator import Aggregator, Joined
+from torchemo.memory.aggregators.parts import clip
 from torchemo.memory.alignment import align_heads
-from torchemo.memory.consolidation import key_centres
-from torchemo.memory.familiarity import Familiarity
-from torchemo.memory.keys.encoder import KeyEncoder
-from torchemo.memory.policy import Policy, is_remembered
-from torchemo.memory.recall import Retrieval
-from torchemo.memory.search import ExactIndex
+from torchemo.memory.build import (
+    MemoryOptions,
+    check_groups,
+    check_host,
+    check_joins,
+    head_names,
+    remembered_shapes,
+)
+from torchemo.memory.controllers import CONTROLLERS, build_controller
+from torchemo.memory.interface import BoundMemory, Host, TaskMemory, check_choice, column
+from torchemo.memory.keys import KEYS
+from torchemo.memory.recall import Retrieval, own_generations
 from torchemo.memory.store import EpisodicMemory
-from torchemo.memory.trust import Trust
 
-
-class Bound(NamedTuple):
-    """EMO with the recall of B tasks in hand, for an inner loop that has taken ``first`` steps before."""
-
-    emo: "EMO"
-    recall: Recall
-    first: int = 0
-
-    def direction(self, grads: Params, step: int) -> Params:
-        """Eq. 7: the direction of inner step ``step``."""
-        return self.emo.combine(grads, self.recall, step=self.first + step)
-
-    def opening(self) -> Params | None:
-        """Return the recall step before the first support gradient, or None."""
-        return None if self.first else self.emo.opening(self.recall)
+Content: TypeAlias = Literal["first", "last", "mean", "per_step", "query", "meta"]
+RecallStep: TypeAlias = Literal["off", "eval_only", "always"]
+HeadAlign: TypeAlias = Literal["none", "drop", "hungarian"]
+Scope: TypeAlias = Literal["shared", "group"]
 
 
 @final
-class EMO(nn.Module):
-    """Encoder + memory + retrieval + aggregator.
+@dataclass(frozen=True)
+class EMOOptions(MemoryOptions):
+    """Options of the paper's memory of gradients."""
+
+    PARTS: ClassVar[dict[str, Registry]] = {
+        "key": KEYS,
+        "aggregator": AGGREGATORS,
+        "controller": CONTROLLERS,
+    }
+
+    content: Content = "first"
+    """Support gradient at the first, last, mean or every step, query gradient, or outer gradient (A6)."""
+    reduction: Literal["own", "sum", "n_way"] = "own"
+    """own: stored gradients are those of the inner loss. sum and n_way multiply them by the number of support
+    examples or of classes beside an own gradient that is left as it is (A12)."""
+    value_clip: float | None = None
+    """Clip a recalled tensor to this multiple of the own gradient's norm (A25)."""
+    head_align: HeadAlign = "none"
+    """Label order of head gradients: as stored, left out, or matched by prototypes (A7)."""
+    memory_steps: Literal["all", "first"] | float = "first"
+    """Inner steps that use the recall; a number in (0, 1) is a decay per step (A6). The paper: all."""
+    scope: Scope = "shared"
+    """group: a task recalls only what its own group remembers (tsa-maml)."""
+    aggregator: Part = field(default_factory=lambda: Part("sum"))
+    """How recalled and own gradients become a direction (Eq. 8 to 10)."""
+    controller: Part = field(default_factory=lambda: Part("lru"))
+    """What a full memory forgets. The paper: lru for MAML and ANIL, clock for Meta-SGD."""
+
+    def scale(self, tasks: TaskShape) -> float:
+        """Return the factor of stored gradients."""
+        if self.content in ("query", "meta"):
+            return 1.0
+        return float({"own": 1, "sum": tasks.support, "n_way": tasks.n_out}[self.reduction])
+
+
+@final
+class EMO(TaskMemory):
+    """Remember the gradients of single tasks and join those of similar tasks to inner steps.
 
     Example:
         >>> import torch
@@ -60,107 +94,126 @@ class EMO(nn.Module):
         [[2.0, 2.0, 2.0]]
 
     Args:
-        memory: The slots.
+        store: The slots.
         retrieval: kNN and its weights.
         aggregator: Mean, Sum, Gated or Transformer.
-        encoder: Key network (Eq. 4); None if the keys come from elsewhere.
-        policy: What is stored and how it is used.
-        head: Names of the head tensors, for head alignment.
-        norm: Names of the scales and shifts of normalisation layers, for a memory of these alone.
-        familiarity: Which tasks are like those of training; others are evaluated without their recall. None
-            evaluates all tasks with it.
-        trust: Which slots help on classes that training has not seen; tasks that recall others are evaluated
-            without their recall. None trusts all.
+        content: What a value is (A6): the ``first``, ``last`` or ``mean`` support gradient, one
+            ``per_step``, the gradient of the ``query`` loss at theta_S, or the task's outer gradient
+            (``meta``).
+        memory_steps: Inner steps that use the recall: ``all`` (the paper), ``first``, or a decay rho in
+            (0, 1): weight rho^s at step s.
+        recall_step: A step along the recall alone before the first support gradient (A4).
+        head_align: What to do about the label order of head gradients (A7): ``none`` (the paper), ``drop``
+            them, or match classes by prototypes (``hungarian``; needs ``n_way``).
+        n_way: Number of classes of a task, for prototypes.
+        value_clip: Clip a recalled tensor to this multiple of the own gradient's norm (A25).
+        value_scale: Factor of stored values: N*K stores the sum over the support set (A12).
+        rekey_every: Recompute all stored keys every this many batches (A23); stores the support sets.
+        scope: ``shared`` by all tasks, or a task recalls only what its own ``group`` remembers (TSA-MAML).
+            The groups share the slots: the controller forgets the oldest of any.
+        others: What all memories share, see `TaskMemory`.
     """
+
+    title: ClassVar[str] = "EMO"
+    Options: ClassVar[type[EMOOptions]] = EMOOptions
+
+    @classmethod
+    def build(
+        cls,
+        options: EMOOptions,
+        host: Host,
+        tasks: TaskShape,
+        *,
+        seed: int = 0,
+        train_steps: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> "EMO":
+        """Make the memory from its options, for a learner on such tasks."""
+        check_host(host, scope=options.scope)
+        encoder = options.encoder(host, tasks, seed=seed)
+        controller = build_controller(options.controller, seed=seed)
+        kind, own = AGGREGATORS.resolve(options.aggregator)
+        drop = options.head_align == "drop"
+        shapes = remembered_shapes(host, options.content, tensors=options.tensors, drop_head=drop)
+        generator, k = generator_for(seed, "aggregator"), options.k or options.capacity
+        aggregator = kind.build(own, Joined(shapes, k, host.steps, head_names(host), generator))
+        check_joins(host, shapes, aggregator, name=options.aggregator.name)
+        emo = cls(
+            options.store(encoder, host, controller=controller, dtype=dtype),
+            options.retrieval(),
+            aggregator,
+            content=options.content,
+            memory_steps=options.memory_steps,
+            head_align=options.head_align,
+            n_way=tasks.n_way,
+            value_clip=options.value_clip,
+            value_scale=options.scale(tasks),
+            scope=options.scope,
+            **options.shared(encoder, host, seed=seed),
+        )
+        return emo.to(dtype)
 
     def __init__(
         self,
-        memory: EpisodicMemory,
+        store: EpisodicMemory,
         retrieval: Retrieval,
         aggregator: Aggregator,
         *,
-        encoder: KeyEncoder | None = None,
-        policy: Policy | None = None,
-        head: tuple[str, ...] = (),
-        norm: tuple[str, ...] = (),
-        familiarity: Familiarity | None = None,
-        trust: Trust | None = None,
+        content: Content = "first",
+        memory_steps: Literal["all", "first"] | float = "first",
+        recall_step: RecallStep = "off",
+        head_align: HeadAlign = "none",
+        n_way: int | None = None,
+        value_clip: float | None = None,
+        value_scale: float = 1.0,
+        rekey_every: int | None = None,
+        scope: Scope = "shared",
+        **others: Any,
     ) -> None:
-        super().__init__()
-        self.policy = Policy() if policy is None else policy
-        self.memory = memory
-        self.retrieval = retrieval
+        super().__init__(store, retrieval, drop_head=head_align == "drop", **others)
         self.aggregator = aggregator
-        self.encoder = encoder
-        self.head = head
-        self.norm = norm
-        self.familiarity = familiarity
-        self.trust = trust
-        self._check()
+        self.content = content
+        self.memory_steps = memory_steps
+        self.recall_step = recall_step
+        self.head_align = head_align
+        self.n_way = n_way
+        self.value_clip = value_clip
+        self.value_scale = value_scale
+        self.rekey_every = rekey_every
+        self.scope = scope
+        self._check_choices()
+        self._check_needs()
+        if scope == "group":
+            check_groups(aggregator, retrieval)
 
-    def _check(self) -> None:
-        if self.encoder is not None and self.encoder.dim != self.memory.key_dim:
+    def _check_choices(self) -> None:
+        check_choice("content", self.content, get_args(Content))
+        check_choice("recall_step", self.recall_step, get_args(RecallStep))
+        check_choice("head_align", self.head_align, get_args(HeadAlign))
+        check_choice("scope", self.scope, get_args(Scope))
+        use = self.memory_steps
+        if not (0 < use < 1 if isinstance(use, float) else use in ("all", "first")):
             raise ConfigError(
-                f"the encoder makes keys of dimension {self.encoder.dim},"
-                f" the memory holds keys of dimension {self.memory.key_dim}."
+                f"memory_steps should be 'all', 'first' or a decay in (0, 1), got {use!r}."
             )
-        if self.policy.head_align != "none" and not self.head:
-            raise ConfigError(
-                f"head_align '{self.policy.head_align}' needs the names of the head tensors."
-            )
-        if self.policy.tensors == "norm" and not self.norm:
-            raise ConfigError(
-                "there are no normalisation layers to remember.", hint="Set tensors to 'all'."
-            )
-        if self.policy.scope == "group" and not isinstance(self.aggregator, Sum | Gated):
-            raise ConfigError(
-                "a memory per group recalls a different number of slots for every task, which only the"
-                " aggregators sum and gated take.",
-                hint="Set aggregator.kind to sum or gated, or memory.scope to shared.",
-            )
-        if self.policy.scope == "group" and not isinstance(self.retrieval.index, ExactIndex):
-            raise ConfigError(
-                "a memory per group is searched exactly.", hint="Set retrieval.index to exact."
-            )
-        if self.retrieval.min_fill > max(1, self.memory.capacity):
-            raise ConfigError(
-                f"min_fill {self.retrieval.min_fill} is never reached: the memory has"
-                f" {self.memory.capacity} slots."
-            )
-        if self.consolidates and self.retrieval.max_age is not None:
-            raise ConfigError(
-                "max_age would switch off consolidated slots for good: they are written once.",
-                hint="Leave max_age unset, or use decay of the slots.",
-            )
-        if self.consolidates and self.memory.value_dtype == torch.bfloat16:
-            raise ConfigError(
-                "consolidated slots need float32: small steps are lost in bfloat16.",
-                hint="Set value_dtype to float32.",
-            )
-        needs = {"hungarian head alignment": self.policy.head_align == "hungarian"}
-        needs["re-keying"] = self.policy.rekey_every is not None
-        for what, needed in needs.items():
-            if needed and self.encoder is None:
-                raise ConfigError(f"{what} needs a key encoder.", hint="Pass encoder=...")
+        for name in ("n_way", "rekey_every"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} should be None, or 1 or more; got {number}.")
+        if self.value_clip is not None and not self.value_clip >= 0:
+            raise ConfigError(f"value_clip should not be negative, got {self.value_clip}.")
 
-    @property
-    def consolidates(self) -> bool:
-        """Whether values are offsets of the start (ours) rather than gradients (the paper)."""
-        return self.policy.write == "consolidate"
+    def _check_needs(self) -> None:
+        align = self.head_align
+        if align != "none" and not self.head:
+            raise ConfigError(f"head_align '{align}' needs the names of the head tensors.")
+        if align == "hungarian" and self.n_way is None:
+            raise ConfigError("head_align 'hungarian' needs n_way.", hint="Set n_way of the tasks.")
+        if self.encoder is None and (self.keeps_prototypes or self.keeps_support):
+            what = "head_align 'hungarian'" if self.keeps_prototypes else "re-keying"
+            raise ConfigError(f"{what} needs a key encoder.", hint="Pass encoder=...")
 
-    # -- encode, recall ----------------------------------------------------------------------------
-
-    def encode(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
-        """Eq. 4: ``K = Transformer([cls, e_1, ..., e_n])[0]`` of each support set.
-
-        Args:
-            support: Support sets of B tasks.
-            params: Meta-parameters, for an encoder that shares the learner's trunk.
-        """
-        if self.encoder is None:
-            raise ConfigError("this EMO has no key encoder.", hint="Pass encoder=... or own keys.")
-        with torch.set_grad_enabled(self.policy.key_gradient and torch.is_grad_enabled()):
-            return self.encoder(support, params)
+    # -- recall ------------------------------------------------------------------------------------
 
     def recall(
         self,
@@ -172,97 +225,60 @@ class EMO(nn.Module):
         index: Int[Tensor, " task"] | None = None,
         group: Int[Tensor, " task"] | None = None,
     ) -> Recall:
-        """Recall what is remembered of the k nearest tasks; changes nothing.
-
-        Args:
-            keys: Task keys.
-            support: Support sets, needed for head alignment and re-keying only.
-            params: Meta-parameters, for an encoder that shares the learner's trunk.
-            domain: Tags to remember with the tasks, for analysis.
-            index: Episode numbers; recall dropout is a function of them.
-            group: Which group a learner puts the tasks in; `Policy.scope` may keep groups apart.
-        """
+        """Recall the gradients of the k nearest tasks; changes nothing. See `TaskMemory.recall`."""
         own = self._own_notes(support, params, domain=domain, group=group)
-        recall: Recall = self.retrieval(
-            self.memory,
-            keys,
-            group=own.get("group"),
-            active=self._active(keys, index),
-            learn_slot_keys=self.consolidates and self.policy.slots.key_lr > 0,
-        )
-        if self.trust is not None and not self.training:
-            active = recall.active & self.trust(recall.slots, recall.weights)
-            recall = recall._replace(active=active, weights=recall.weights * active[:, None])
-        if self.policy.head_align == "hungarian":
-            axis = 3 if self.policy.content == "per_step" else 2
+        recall = self._skipping(self._nearest(keys, index, group=own.get("group")))
+        if self.head_align == "hungarian":
+            axis = 3 if self.content == "per_step" else 2
             recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
         return recall._replace(own_notes=own)
 
-    def _active(self, keys: Tensor, index: Tensor | None) -> Tensor:
-        tasks = len(keys)
-        if not self.training and self.familiarity is not None:
-            familiar: Tensor = self.familiarity(keys)
-            return familiar
-        if not self.training or self.policy.recall_dropout == 0:
-            return torch.ones(tasks, dtype=torch.bool)
-        # Without episode numbers the draw is a function of the batch and the task's place in it.
-        path = ("batch", int(self.memory.ledger.iteration)) if index is None else ("episode",)
-        numbers = range(tasks) if index is None else index.tolist()
-        draws = [
-            torch.rand((), generator=generator_for(self.policy.seed, "recall-dropout", *path, i))
-            for i in numbers
-        ]
-        return torch.stack(draws) >= self.policy.recall_dropout
-
     def _own_notes(self, support: Batch | None, params: Params | None, **tags: Any) -> Params:
-        wanted = ("domain", "group") if self.policy.scope == "group" else ("domain",)
+        wanted = ("domain", "group") if self.scope == "group" else ("domain",)
         notes = {n: tag for n, tag in tags.items() if n in wanted and tag is not None}
-        if self.policy.scope == "group" and "group" not in notes:
+        if self.scope == "group" and "group" not in notes:
             raise ConfigError("a memory per group needs a learner that groups tasks (tsa-maml).")
-        if self.policy.head_align == "hungarian" or self.policy.rekey_every is not None:
+        if self.keeps_prototypes or self.keeps_support:
             if support is None or self.encoder is None:
                 raise ConfigError("recall: head alignment and re-keying need the support sets.")
-            if self.policy.head_align == "hungarian" and self.policy.n_way is not None:
+            if self.keeps_prototypes and self.n_way is not None:
                 with torch.no_grad():
-                    found = self.encoder.prototypes(support, self.policy.n_way, params=params)
+                    found = self.encoder.prototypes(support, self.n_way, params=params)
                 notes["prototypes"] = found
-            if self.policy.rekey_every is not None:
-                notes["support_x"], notes["support_y"] = support.x, support.y
+            if self.keeps_support:
+                notes |= {"support_x": support.x, "support_y": support.y}
         return notes
 
     # -- use ---------------------------------------------------------------------------------------
 
-    def bind(self, recall: Recall) -> Bound:
+    @property
+    def keeps_support(self) -> bool:
+        """For re-keying."""
+        return self.rekey_every is not None
+
+    @property
+    def keeps_prototypes(self) -> bool:
+        """For head alignment."""
+        return self.head_align == "hungarian"
+
+    def inner_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the aggregator's parameters."""
+        named = self.aggregator.named_parameters()
+        return {f"aggregator.{n}": p for n, p in named if p.requires_grad}
+
+    def bind(self, recall: Recall) -> BoundMemory:
         """Hold a recall for an inner loop."""
-        return Bound(self, recall)
-
-    def offset(self, theta: Params, recall: Recall) -> Params:
-        """Start from ``theta + sum_j a_j V_j`` when the memory consolidates; else return ``theta``.
-
-        Args:
-            theta: Per-task parameters ``{name: [B, *shape]}``.
-            recall: Their recall; the weights a_j stay on the graph.
-        """
-        moved = self.shift(recall)
-        if not moved:
-            return theta
-        return {name: p + moved[name] if name in moved else p for name, p in theta.items()}
-
-    def shift(self, recall: Recall) -> Params:
-        """Return ``sum_j a_j V_j`` when the memory consolidates; else nothing."""
-        if not self.consolidates or recall.m == 0:
-            return {}
-        return {n: weighted_sum(value, recall.weights) for n, value in recall.values.items()}
+        return BoundMemory(self, recall)
 
     def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
-        """Eq. 7: return Aggr(g, V), the direction of inner step ``step``.
+        """Return Aggr(g, V), the direction of inner step ``step`` (Eq. 7).
 
         Args:
             grads: Support gradients g at this step, ``{name: [B, *shape]}``.
             recall: What was recalled for the tasks, once, before the first step.
             step: Inner step s.
         """
-        if self.memory.capacity == 0 or self.consolidates:
+        if self.store.capacity == 0:
             return grads
         part = self._part(recall, grads, step)
         if part is None:
@@ -271,21 +287,20 @@ class EMO(nn.Module):
         if bool(recall.active.all()):
             return combined
         own = self.aggregator.own_only(grads)
-        return tree_map(lambda c, o: torch.where(_column(recall.active, c), c, o), combined, own)
+        return tree_map(lambda c, o: torch.where(column(recall.active, c), c, o), combined, own)
 
     def opening(self, recall: Recall) -> Params | None:
         """Return the direction of the recall step before the first support gradient, or None."""
-        chosen = self.policy.recall_step
-        off = chosen == "off" or (chosen == "eval_only" and self.training)
-        if off or self.consolidates or recall.m == 0 or self.memory.capacity == 0:
+        off = self.recall_step == "off" or (self.recall_step == "eval_only" and self.training)
+        if off or recall.m == 0 or self.store.capacity == 0:
             return None
         part = recall._replace(values=self._at_step(recall.values, 0))
         alone = self.aggregator.recall_only(part)
-        return tree_map(lambda d: d * _column(recall.active, d), alone)
+        return tree_map(lambda d: d * column(recall.active, d), alone)
 
     def _part(self, recall: Recall, grads: Params, step: int) -> Recall | None:
         """Return the recall as used at ``step`` for the tensors in ``grads``; None if it is not."""
-        use = self.policy.memory_steps
+        use = self.memory_steps
         names = [name for name in grads if name in recall.values]
         if recall.m == 0 or not names or (use == "first" and step > 0):
             return None
@@ -294,16 +309,23 @@ class EMO(nn.Module):
         check_same_structure(shapes, values, what="recalled gradients", leading=2)
         if isinstance(use, float):
             values = tree_map(lambda v: v * use**step, values)
-        if self.policy.value_clip is not None:
-            values = {n: _clip(v, grads[n], self.policy.value_clip) for n, v in values.items()}
+        if self.value_clip is not None:
+            values = {n: clip(v, grads[n], self.value_clip) for n, v in values.items()}
         return recall._replace(values=values)
 
     def _at_step(self, values: Params, step: int) -> Params:
-        if self.policy.content != "per_step":
+        if self.content != "per_step":
             return values
         return tree_map(lambda v: v[:, :, min(step, v.shape[2] - 1)], values)
 
     # -- remember ----------------------------------------------------------------------------------
+
+    @property
+    def wants(self) -> Literal["support", "query", "outer"]:
+        """Which gradients of a task are stored."""
+        if self.content == "query":
+            return "query"
+        return "outer" if self.content == "meta" else "support"
 
     def value(
         self,
@@ -313,15 +335,8 @@ class EMO(nn.Module):
         rows: Params | None = None,
         extra: Params | None = None,
     ) -> Params:
-        """Pick what to remember of B tasks (`Policy.content`), detached.
-
-        Args:
-            gradients: Support gradients g_0, ..., g_{S-1} (Eq. 5, averaged over the support set).
-            query: Gradient of the query loss at theta_S.
-            rows: The tasks' rows of the outer gradient.
-            extra: What the learner wants remembered beside them.
-        """
-        content = self.policy.content
+        """Pick the gradients to remember of B tasks (``content``), detached. See `TaskMemory.value`."""
+        content = self.content
         sources = {"query": query, "meta": rows}
         if content in sources:
             picked = sources[content]
@@ -337,14 +352,8 @@ class EMO(nn.Module):
             raise ConfigError(f"there is no '{content}' gradient to remember.")
         for name, value in (extra or {}).items():
             picked = {**picked, name: value[:, None] if content == "per_step" else value}
-        scale = self.policy.value_scale
-        return {n: v.detach() * scale for n, v in picked.items() if self._remembers(n)}
-
-    def _remembers(self, name: str) -> bool:
-        policy = self.policy
-        return is_remembered(
-            name, policy.head_align, policy.tensors, head=self.head, norm=self.norm
-        )
+        scale = self.value_scale
+        return {n: v.detach() * scale for n, v in picked.items() if self.remembers(n)}
 
     def remember(
         self,
@@ -353,107 +362,29 @@ class EMO(nn.Module):
         *,
         params: Params | None = None,
         rate_factor: float = 1.0,
+        slot_key_gradient: Tensor | None = None,
     ) -> None:
-        """Touch what was recalled, then write B tasks in order (Eq. 6): the memory's only change.
-
-        Call it once per batch after the outer step; all reads of a batch precede all its writes.
-
-        Args:
-            recall: What `recall` returned for these tasks.
-            values: What to remember of them, see `value`.
-            params: Meta-parameters, for re-keying with an encoder that shares the learner's trunk.
-            rate_factor: Multiplies the rates of consolidated slots and their keys (a schedule).
-        """
-        if self.memory.capacity == 0:
+        """Touch what was recalled, then write B tasks in order (Eq. 6). See `TaskMemory.remember`."""
+        if self.store.capacity == 0:
             return
-        if self.policy.control == "random_values":
-            values = self._random_like(values)
+        values = self._controlled(values)
         keys, notes = recall.keys.detach(), recall.own_notes or {}
         # Checked before the first touch, so that a refused batch changes nothing at all.
-        self.memory.check_write(keys, values, {} if self.consolidates else notes)
-        if recall.slot_keys is not None and recall.slot_keys.grad is not None:
-            self.memory.check_slot_keys(recall.slot_keys.grad, what="key gradient")
-        read = _own_generations(recall)
-        self.memory.touch(recall.slots[recall.active], generations=read[recall.active])
-        if self.consolidates:
-            self._consolidate(recall, values, rate_factor)
-        else:
-            self.memory.write(keys, values, notes=notes)
-        self.memory.end_batch()
-        self.retrieval.learn(self.memory)
-        if self.familiarity is not None:
-            self.familiarity.see(keys)
-        every = self.policy.rekey_every
-        if every is not None and int(self.memory.ledger.iteration) % every == 0:
+        self.store.check_write(keys, values, notes)
+        read = own_generations(recall)
+        self.store.touch(recall.slots[recall.active], generations=read[recall.active])
+        self.store.write(keys, values, notes=notes)
+        self._finish(keys)
+        every = self.rekey_every
+        if every is not None and int(self.store.ledger.iteration) % every == 0:
             self.rekey(params)
 
     def rekey(self, params: Params | None = None) -> None:
         """Recompute the keys of all filled slots from their support sets (A23)."""
-        if self.encoder is None or "support_x" not in self.memory.notes:
+        if self.encoder is None or "support_x" not in self.store.notes:
             raise ConfigError("re-keying needs an encoder and rekey_every set from the start.")
-        n = len(self.memory)
-        notes = self.memory.notes
+        n = len(self.store)
+        notes = self.store.notes
         with torch.no_grad():
             keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
-        self.memory.rekey(keys)
-
-    def _consolidate(self, recall: Recall, rows: Params, rate_factor: float) -> None:
-        far = torch.zeros(recall.keys.shape[0], dtype=torch.bool)
-        if self.policy.novelty is not None:
-            nearest = recall.distances[:, 0] if recall.m else torch.full((len(far),), torch.inf)
-            far = nearest > self.policy.novelty
-        if recall.m:
-            slot_keys = recall.slot_keys
-            same = self.memory.ledger.generation[recall.slots] == recall.generations
-            self.memory.consolidate(
-                rows,
-                recall.slots,
-                weights=recall.weights.detach() * (same & ~far[:, None]),
-                optimizer=self.policy.slots.at(rate_factor),
-                key_gradient=None if slot_keys is None else slot_keys.grad,
-            )
-        if bool(far.any()):
-            zeros = {n: torch.zeros_like(row[far]) for n, row in rows.items()}
-            self.memory.write(recall.keys[far].detach(), zeros)
-        if self.policy.novelty is None and len(self.memory) == 0:
-            self._warm_up(recall, rows)
-
-    def _warm_up(self, recall: Recall, rows: Params) -> None:
-        """Collect keys; after ``warmup`` batches spread the slots over the last of them."""
-        memory = self.memory
-        memory.warm_up(recall.keys)
-        if int(memory.ledger.iteration) + 1 >= self.policy.warmup:
-            centres = key_centres(memory.warm_keys, memory.capacity, seed=self.policy.seed)
-            memory.seed(centres, {name: row.shape[1:] for name, row in rows.items()})
-
-    def _random_like(self, values: Params) -> Params:
-        """Replace each task's tensors by random directions of the same norm (a control)."""
-        now = int(self.memory.ledger.now)
-        generator = generator_for(self.policy.seed, "random-values", now)
-        drawn = {}
-        for name, value in values.items():
-            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            # In float64: the square of a large gradient that is still finite would overflow.
-            size = norms({"": value.double()}) / norms({"": noise.double()})
-            drawn[name] = noise * _column(size, noise).to(noise.dtype)
-        return drawn
-
-
-def _own_generations(recall: Recall) -> Int[Tensor, "task m"]:
-    """Return the generations that were read; -1, which no slot has, where a slot is of another group."""
-    group = (recall.own_notes or {}).get("group")
-    if group is None or recall.notes is None or recall.m == 0:
-        return recall.generations
-    return recall.generations.masked_fill(recall.notes["group"] != group[:, None], -1)
-
-
-def _column(flags: Tensor, like: Tensor) -> Tensor:
-    return flags.view(-1, *(1,) * (like.dim() - 1))
-
-
-def _clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
-    """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm."""
-    slots = value.flatten(0, 1)
-    size = norms({"": slots}).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
-    scale: Tensor = (factor * norms({"": own.detach()})[:, None] / size).clamp_max(1.0)
-    return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))
+        self.store.rekey(keys)

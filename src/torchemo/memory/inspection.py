@@ -14,8 +14,8 @@ from torchemo.memory.store import EpisodicMemory
 UNIT_TOLERANCE = 1e-3
 """How far the length of a unit key may be from 1."""
 
-PREFIX = "memory."
-"""How the tensors of a memory are named in the state of an `EMO`."""
+PREFIX = "store."
+"""How the tensors of the slots are named in the state of a memory."""
 
 
 class SlotView(NamedTuple):
@@ -67,10 +67,10 @@ class MemoryView(NamedTuple):
 
 
 def restored_memory(state: Mapping[str, Tensor], *, value_dtype: torch.dtype) -> EpisodicMemory:
-    """Build the memory that was saved within the state of an `EMO`, without its network.
+    """Build the memory that was saved within the state of a memory, without its network.
 
     Args:
-        state: Saved tensors; those named ``memory.*`` are the memory's.
+        state: Saved tensors; those named ``store.*`` are the slots'.
         value_dtype: How the run keeps values.
 
     Raises:

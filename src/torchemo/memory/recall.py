@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.tree import tree_map
-from torchemo.core.types import Recall
+from torchemo.core.types import Params, Recall
 from torchemo.memory.search import ExactIndex, Following, Index
 from torchemo.memory.store import EpisodicMemory
 
@@ -18,7 +18,7 @@ from torchemo.memory.store import EpisodicMemory
 class Retrieval(nn.Module):
     """k-nearest-neighbour recall with uniform or softmax weights.
 
-    Reading: with hard neighbours and uniform weights no gradient reaches the key network (it stays at
+    Choice: with hard neighbours and uniform weights no gradient reaches the key network (it stays at
     its initialisation for ever); ``softmax`` weights ``a = softmax(-d^2 / tau)`` let the outer loss train it.
 
     Args:
@@ -80,35 +80,24 @@ class Retrieval(nn.Module):
                 where a group fills fewer than m slots, the rest of its recall is zeros of weight zero.
         """
         check_keys(keys, memory.key_dim)
-        tasks = keys.shape[0]
         if active is None:
-            active = torch.ones(tasks, dtype=torch.bool)
-        candidates = self._candidates(memory)
-        count = len(memory) if candidates is None else candidates.numel()
-        m = count if self.k is None else min(self.k, count)
+            active = torch.ones(len(keys), dtype=torch.bool)
+        slots = self._search(memory, keys.detach(), group=group)
         slot_keys = memory.keys[: len(memory)].detach()
-        if learn_slot_keys and m:
+        learns = learn_slot_keys and slots.shape[1] > 0
+        if learns:
             slot_keys = slot_keys.clone().requires_grad_()
-        slots = torch.zeros(tasks, 0, dtype=torch.int64)
-        if m:
-            slots = self._search(memory, keys.detach(), candidates, m=m, group=group)
         squared = (keys[:, None] - slot_keys[slots]).square().sum(-1)
-        weights = self._weigh(squared) * active[:, None]
-        # In the dtype of the weights, so that keys of another precision than the memory's work.
-        values = tree_map(lambda v: v.to(squared.dtype), memory.read(slots))
-        if m and group is not None:
-            same = memory.notes["group"][slots] == group[:, None]
-            weights = self._weigh(squared, same=same) * active[:, None]
-            values = tree_map(lambda v: v * same.view(*same.shape, *(1,) * (v.dim() - 2)), values)
+        weights, values = self._read(memory, slots, squared, group=group)
         return Recall(
             keys=keys,
             slots=slots,
             distances=squared.detach().sqrt(),
-            weights=weights,
+            weights=weights * active[:, None],
             values=values,
             generations=memory.ledger.generation[slots],
             active=active,
-            slot_keys=slot_keys if learn_slot_keys and m else None,
+            slot_keys=slot_keys if learns else None,
             notes=memory.read_notes(slots),
         )
 
@@ -118,14 +107,14 @@ class Retrieval(nn.Module):
             self.index.learn(memory)
 
     def _search(
-        self,
-        memory: EpisodicMemory,
-        keys: Tensor,
-        candidates: Tensor | None,
-        *,
-        m: int,
-        group: Tensor | None,
+        self, memory: EpisodicMemory, keys: Tensor, *, group: Tensor | None
     ) -> Int[Tensor, "task m"]:
+        """Return the slots that each task recalls, nearest first."""
+        candidates = self._candidates(memory)
+        count = len(memory) if candidates is None else candidates.numel()
+        m = count if self.k is None else min(self.k, count)
+        if m == 0:
+            return torch.zeros(len(keys), 0, dtype=torch.int64)
         slot_keys = memory.keys[: len(memory)].detach()
         if group is not None:
             # An index that follows the memory's keys knows nothing of groups: search exactly.
@@ -138,6 +127,18 @@ class Retrieval(nn.Module):
                 self.index.follow(memory)
             return self.index.search(keys, slot_keys, m=m)
         return candidates[self.index.search(keys, slot_keys[candidates], m=m)]
+
+    def _read(
+        self, memory: EpisodicMemory, slots: Tensor, squared: Tensor, *, group: Tensor | None
+    ) -> tuple[Float[Tensor, "task m"], Params]:
+        """Return weights and values of slots; slots of other groups count nothing and hold zeros."""
+        # In the dtype of the weights, so that keys of another precision than the memory's work.
+        values = tree_map(lambda v: v.to(squared.dtype), memory.read(slots))
+        if group is None or slots.shape[1] == 0:
+            return self._weigh(squared), values
+        same = memory.notes["group"][slots] == group[:, None]
+        kept = tree_map(lambda v: v * same.view(*same.shape, *(1,) * (v.dim() - 2)), values)
+        return self._weigh(squared, same=same), kept
 
     def _candidates(self, memory: EpisodicMemory) -> Int[Tensor, " slot"] | None:
         """Return the slots that may be recalled; None is all of them."""
@@ -180,19 +181,12 @@ def _apart(
     )
 
 
-def slice_recall(recall: Recall, group: slice) -> Recall:
-    """Take the recall of some of its tasks."""
-    notes = None if recall.notes is None else tree_map(lambda v: v[group], recall.notes)
-    return recall._replace(
-        keys=recall.keys[group],
-        slots=recall.slots[group],
-        distances=recall.distances[group],
-        weights=recall.weights[group],
-        values=tree_map(lambda v: v[group], recall.values),
-        generations=recall.generations[group],
-        active=recall.active[group],
-        notes=notes,
-    )
+def own_generations(recall: Recall) -> Int[Tensor, "task m"]:
+    """Return the generations that were read; -1, which no slot has, where a slot is of another group."""
+    group = (recall.own_notes or {}).get("group")
+    if group is None or recall.notes is None or recall.m == 0:
+        return recall.generations
+    return recall.generations.masked_fill(recall.notes["group"] != group[:, None], -1)
 
 
 def check_keys(keys: Tensor, dim: int) -> None:

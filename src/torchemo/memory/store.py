@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torchemo.core.errors import ConfigError, MemoryWriteError, ShapeError
 from torchemo.core.tree import check_same_structure, is_finite
 from torchemo.core.types import Params
-from torchemo.memory.consolidation import SlotAdam, slot_gradients
-from torchemo.memory.controllers import LRU, Controller, Ledger
+from torchemo.memory.controllers import LRU, Controller
+from torchemo.memory.ledger import Ledger
 from torchemo.memory.scale.journal import Journal
 from torchemo.memory.scale.mapped import mapped_zeros
+from torchemo.memory.slots import SlotAdam, slot_gradients
 from torchemo.memory.state import restore, saved
 
 
@@ -144,7 +145,7 @@ class EpisodicMemory(nn.Module):
             slots.append(slot)
         return slots
 
-    def consolidate(
+    def step_slots(
         self,
         rows: Params,
         slots: Int[Tensor, "task m"],
@@ -153,7 +154,7 @@ class EpisodicMemory(nn.Module):
         optimizer: SlotAdam,
         key_gradient: Float[Tensor, "slot dim"] | None = None,
     ) -> None:
-        """Add the tasks' outer gradient rows into the slots they recalled, weighted by a_bj.
+        """Step the recalled slots along the per-task outer gradients, weighted by a_bj.
 
         Args:
             rows: G_b ``{name: [B, *shape]}``.
@@ -162,7 +163,7 @@ class EpisodicMemory(nn.Module):
             optimizer: The slots' own Adam step.
             key_gradient: Gradient of the outer loss in the keys of the filled slots, if they learn.
         """
-        self._refuse_in_eval("consolidate")
+        self._refuse_in_eval("step_slots")
         self._check_values(rows, tasks=slots.shape[0])
         filled = len(self)
         if filled == 0 or slots.numel() == 0:
@@ -185,7 +186,7 @@ class EpisodicMemory(nn.Module):
             self.keys[stepped] = nn.functional.normalize(self.keys[stepped], dim=1)
 
     def seed(self, keys: Float[Tensor, "slot dim"], template: Mapping[str, torch.Size]) -> None:
-        """Fill the first slots with ``keys`` and zero values, ready to consolidate into."""
+        """Fill the first slots with ``keys`` and zero values, ready to learn."""
         zeros = {name: keys.new_zeros(keys.shape[0], *shape) for name, shape in template.items()}
         self.write(keys, zeros)
         self.warm_keys = self.warm_keys[:0]

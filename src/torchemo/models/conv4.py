@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,15 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.tree import task
-from torchemo.core.types import Params
+from torchemo.core.types import Params, TaskShape
 from torchemo.models.fused import conv_block, require, usable
-from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
+from torchemo.models.inputs import (
+    check_choice,
+    check_examples,
+    check_images,
+    check_params,
+    check_positive,
+)
 from torchemo.models.layers import (
     ACTIVATIONS,
     from_trunk,
@@ -36,6 +42,21 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], torch.Generator], Tensor]]
 
 @final
 @dataclass(frozen=True)
+class Conv4Options:
+    """Options of Conv-4."""
+
+    filters: int = 32
+    """Filters per layer."""
+    head_pool: Literal["flatten", "mean"] = "flatten"
+    """What the head sees of the last map."""
+    downsample: Literal["pool", "stride"] = "pool"
+    """Max-pooling, or stride 2 (the original Omniglot network)."""
+    bn: Bn = "transductive"
+    """Whose statistics normalise an image; transductive is the field's habit for MAML."""
+
+
+@final
+@dataclass(frozen=True)
 class Conv4:
     """The four-block convolutional network of the few-shot literature, with a task axis.
 
@@ -46,8 +67,8 @@ class Conv4:
 
     Attributes:
         n_way: Number of outputs.
-        in_channels: Channels of the pictures.
-        image_size: Height and width of the pictures.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images.
         filters: Channels of every block.
         downsample: ``pool`` (max-pool 2x2, floor) or ``stride`` (convolutions with stride 2, no pooling:
             the Omniglot network of MAML).
@@ -90,6 +111,22 @@ class Conv4:
     path: Literal["auto", "fused", "reference"] = "auto"
     usage: Usage = field(default=Usage(), repr=False, compare=False)
 
+    Options: ClassVar[type[Conv4Options]] = Conv4Options
+
+    @classmethod
+    def build(cls, options: Conv4Options, tasks: TaskShape) -> "Conv4":
+        """Make the network from its options, for such tasks."""
+        check_images(tasks, name="conv4")
+        return cls(
+            tasks.n_out,
+            in_channels=tasks.x[0],
+            image_size=tasks.x[1],
+            filters=options.filters,
+            head_pool=options.head_pool,
+            downsample=options.downsample,
+            bn=options.bn,
+        )
+
     def __post_init__(self) -> None:
         check_positive(n_way=self.n_way, in_channels=self.in_channels, filters=self.filters)
         check_positive(image_size=self.image_size)
@@ -102,7 +139,7 @@ class Conv4:
         if self.maps[-1] == 0:
             raise ConfigError(
                 f"option 'image_size' should be at least 16 for four poolings, got {self.image_size}.",
-                hint="Use larger pictures, or downsample = 'stride'.",
+                hint="Use larger images, or downsample = 'stride'.",
             )
 
     @property
@@ -157,11 +194,11 @@ class Conv4:
         return params
 
     def __call__(self, params: Params, x: Tensor) -> Float[Tensor, "task n out"]:
-        """Map pictures ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
+        """Map images ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
         return self.classify(params, self.features(params, x))
 
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
-        """Map pictures ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
+        """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
         check_examples(x, (self.in_channels, self.image_size, self.image_size), what="Conv4")
         tasks, norm = x.shape[0], self.task_norm
         check_params(params, self._body_shapes(), tasks=tasks, what="Conv4")

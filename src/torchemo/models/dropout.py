@@ -74,7 +74,7 @@ def drop_block(
 ) -> Float[Tensor, "n task_channel side side"]:
     """Zero squares of each map and rescale what is left.
 
-    Reading: the rescaling (all numbers / kept numbers) is counted over a task's own batch, so that the tasks
+    Choice: the rescaling (all numbers / kept numbers) is counted over a task's own batch, so that the tasks
     of a call stay independent.
 
     Args:

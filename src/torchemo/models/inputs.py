@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError, ShapeError
-from torchemo.core.types import Params
+from torchemo.core.types import Params, TaskShape
 
 
 def check_examples(x: Tensor, example: Sequence[int], *, what: str) -> None:
@@ -34,7 +34,7 @@ def check_examples(x: Tensor, example: Sequence[int], *, what: str) -> None:
     if not x.is_floating_point():
         raise DataError(
             f"{what}: inputs should be floating point, got {x.dtype}.",
-            hint="Scale pictures to [0, 1] first: x.float() / 255.",
+            hint="Scale images to [0, 1] first: x.float() / 255.",
         )
 
 
@@ -80,3 +80,12 @@ def check_positive(**options: int) -> None:
     for option, value in options.items():
         if value < 1:
             raise ConfigError(f"option '{option}' should be at least 1, got {value}.")
+
+
+def check_images(tasks: TaskShape, *, name: str) -> None:
+    """Raise `ConfigError` if a network of images is chosen for other tasks."""
+    if len(tasks.x) != 3:
+        raise ConfigError(
+            f"model.name '{name}' needs images, these tasks have inputs {tasks.x}.",
+            hint="Use model.name = mlp for regression.",
+        )

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.types import Params
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Params, TaskShape
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -24,6 +25,15 @@ INITIALIZERS: Mapping[str, Callable[[tuple[int, ...], torch.Generator], Tensor]]
     "truncated": truncated_normal,
     "kaiming": kaiming_normal,
 }
+
+
+@final
+@dataclass(frozen=True)
+class MLPOptions:
+    """Options of the MLP."""
+
+    hidden: tuple[int, ...] = (40, 40)
+    """Widths of the hidden layers."""
 
 
 @final
@@ -57,6 +67,18 @@ class MLP:
     hidden: tuple[int, ...] = (40, 40)
     activation: Activation = "relu"
     initializer: Literal["truncated", "kaiming"] = "truncated"
+
+    Options: ClassVar[type[MLPOptions]] = MLPOptions
+
+    @classmethod
+    def build(cls, options: MLPOptions, tasks: TaskShape) -> "MLP":
+        """Make the network from its options, for such tasks."""
+        if len(tasks.x) != 1:
+            raise ConfigError(
+                f"model.name 'mlp' needs vectors, these tasks have inputs {tasks.x}.",
+                hint="Use model.name = conv4 or resnet12 for images.",
+            )
+        return cls(tasks.n_out, n_in=tasks.x[0], hidden=options.hidden, initializer="kaiming")
 
     def __post_init__(self) -> None:
         check_positive(n_out=self.n_out, n_in=self.n_in)

@@ -71,7 +71,7 @@ class TaskNorm:
         steps: Number of stored inner steps for ``per_step_running``; later steps use the last one.
         usage: How the network is used in this call.
 
-    Reading: stored variances are the unbiased ones (divided by N - 1), as in torch; MAML++'s per-step scale
+    Choice: stored variances are the unbiased ones (divided by N - 1), as in torch; MAML++'s per-step scale
     and shift are not part of ``per_step_running``, only its per-step statistics are.
     """
 

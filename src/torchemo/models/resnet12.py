@@ -1,7 +1,7 @@
 """ResNet-12 in the form of MetaOptNet (Lee et al. 2019): four residual blocks, then a linear head."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, TypeAlias, final
+from typing import ClassVar, Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Params
+from torchemo.core.types import Params, TaskShape
 from torchemo.models.dropout import DropConfig, drop_block, dropout
-from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
+from torchemo.models.inputs import (
+    check_choice,
+    check_examples,
+    check_images,
+    check_params,
+    check_positive,
+)
 from torchemo.models.layers import (
     from_trunk,
     glorot_uniform,
@@ -33,6 +39,17 @@ SLOPE = 0.1
 
 @final
 @dataclass(frozen=True)
+class ResNet12Options:
+    """Options of ResNet-12."""
+
+    channels: Literal["wide", "narrow"] = "narrow"
+    """64-160-320-640 or 64-128-256-512."""
+    bn: Bn = "transductive"
+    """Whose statistics normalise an image; transductive is the field's habit for MAML."""
+
+
+@final
+@dataclass(frozen=True)
 class ResNet12:
     """Four residual blocks with a task axis: ``x [B, n, C, H, W] -> [B, n, n_way]``.
 
@@ -43,8 +60,8 @@ class ResNet12:
 
     Attributes:
         n_way: Number of outputs.
-        in_channels: Channels of the pictures.
-        image_size: Height and width of the pictures.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images.
         channels: ``wide`` (64-160-320-640, 12.42 M), ``narrow`` (64-128-256-512, 8.00 M) or four widths.
         head_pool: ``mean`` of the last maps (640 features) or ``flatten`` (16 000 at 84 px).
         drop: What is dropped while training; nothing is dropped without a generator.
@@ -56,7 +73,15 @@ class ResNet12:
         usage: Set by `at`.
         generator: Set by `with_generator`.
 
-    Reading: ``eps`` is torch's 1e-5, with which the form was published; the head is drawn as in Conv-4.
+    Choice: ``eps`` is torch's 1e-5, with which the form was published; the head is drawn as in Conv-4.
+
+    Example:
+        >>> from torchemo.core.rng import generator_for
+        >>> from torchemo.core.tree import expand
+        >>> model = ResNet12(5, image_size=16, channels=(4, 8, 8, 8))
+        >>> params = expand(model.init(generator_for(0, "init")), 2)
+        >>> model(params, torch.rand(2, 10, 3, 16, 16)).shape
+        torch.Size([2, 10, 5])
     """
 
     n_way: int
@@ -73,6 +98,20 @@ class ResNet12:
     bn_steps: int = 5
     usage: Usage = field(default=Usage(), repr=False, compare=False)
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+
+    Options: ClassVar[type[ResNet12Options]] = ResNet12Options
+
+    @classmethod
+    def build(cls, options: ResNet12Options, tasks: TaskShape) -> "ResNet12":
+        """Make the network from its options, for such tasks."""
+        check_images(tasks, name="resnet12")
+        return cls(
+            tasks.n_out,
+            in_channels=tasks.x[0],
+            image_size=tasks.x[1],
+            channels=options.channels,
+            bn=options.bn,
+        )
 
     def __post_init__(self) -> None:
         check_positive(n_way=self.n_way, in_channels=self.in_channels, image_size=self.image_size)
@@ -158,11 +197,11 @@ class ResNet12:
         return replace(self, usage=Usage(step=step, stored=stored, sink=sink))
 
     def __call__(self, params: Params, x: Tensor) -> Float[Tensor, "task n out"]:
-        """Map pictures ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
+        """Map images ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
         return self.classify(params, self.features(params, x))
 
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
-        """Map pictures ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
+        """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
         check_examples(x, (self.in_channels, self.image_size, self.image_size), what="ResNet12")
         tasks = x.shape[0]
         check_params(params, self._body_shapes(), tasks=tasks, what="ResNet12")

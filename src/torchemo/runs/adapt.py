@@ -1,8 +1,8 @@
-"""A trained run on pictures of the user's own: adapt to a support folder, answer a folder of queries."""
+"""A trained run on images of your own: adapt to a support folder, answer a folder of queries."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -13,26 +13,25 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
-from torchemo.core.types import Batch, Episode
+from torchemo.core.types import Batch, Episode, Recall
 from torchemo.data.episodes import to_unit
 from torchemo.data.formats.folder import list_folder, picture_file
 from torchemo.data.formats.images import PictureForm, decode
 from torchemo.data.listing import ListedClass, Picture, arrange
-from torchemo.learners import Learner, ProtoMAML
+from torchemo.learners.learner import AnyWay, Learner, steps_of
 from torchemo.runs.load import Trained
-from torchemo.runs.score import method_name
-from torchemo.training.step import look_up, predict
+from torchemo.training.predict import predict
 
 QUERIES_AT_ONCE = 200
 """Queries of one call; more are spread over several calls, like cards dealt to players.
 
-Reading: a network that normalises queries together (``model.bn = transductive``) sees all of them at once,
+A network that normalises queries together (``model.bn = transductive``) sees all of them at once,
 or hands that are each as mixed as the whole folder.
 """
 
 
 class Prediction(NamedTuple):
-    """What one query picture is taken for.
+    """What one query image is taken for.
 
     Attributes:
         file: Its name within the folder of queries.
@@ -77,15 +76,14 @@ class Answers:
     Attributes:
         method: The learner and how it remembers.
         step: Outer steps of meta-training behind it.
-        inner_steps: Gradient steps on the support pictures.
+        inner_steps: Gradient steps on the support images.
         classes: Class names in label order.
-        shots: Support pictures of each class.
-        predictions: One for each query picture.
+        shots: Support images of each class.
+        predictions: One for each query image.
         recalled: What was recalled for this task, nearest first.
-        familiar: Whether the memory takes the task for one like those of training; if not, nothing of it is
-            used. None where it does not judge, or where there is none.
-        trusted: Whether what it recalls helped on validation tasks; if not, nothing of it is used. None as
-            above.
+        familiar: Whether the task is like those of training; if not, it skips recall. None if the memory
+            does not ask, or if there is none.
+        helpful: Whether the slots it recalls passed validation; if not, it skips recall. None as above.
     """
 
     method: str
@@ -96,7 +94,7 @@ class Answers:
     predictions: tuple[Prediction, ...]
     recalled: tuple[RecalledSlot, ...]
     familiar: bool | None
-    trusted: bool | None = None
+    helpful: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -122,55 +120,47 @@ def answer_folder(
     steps: int | None = None,
     invert: bool = False,
 ) -> Answers:
-    """Adapt to the pictures in ``support/<class>/`` and answer those in ``query``.
+    """Adapt to the images in ``support/<class>/`` and answer those in ``query``.
 
-    Labels follow the sorted class names; classes may have different numbers of pictures. The memory is
+    Labels follow the sorted class names; classes may have different numbers of images. The memory is
     read and not changed.
 
     Args:
         trained: The run.
         support: Folder of class folders.
-        query: Folder of pictures, or one picture.
+        query: Folder of images, or one image.
         steps: Inner steps; those of training by default.
-        invert: Swap dark and light in all pictures.
+        invert: Swap dark and light in all images.
 
     Raises:
-        ConfigError: The run was trained for another number of classes, or not on pictures.
-        DataError: A picture cannot be read, or a folder does not hold what it should.
+        ConfigError: The run was trained for another number of classes, or not on images.
+        DataError: An image cannot be read, or a folder does not hold what it should.
     """
-    if trained.trainer.emo is not None:
-        trained.trainer.emo.eval()
-    form, classes, queries = (
-        _form(trained, invert=invert),
-        support_classes(support),
-        query_pictures(query),
-    )
-    names = tuple(c.name for c in classes)
+    form, classes = _form(trained, invert=invert), support_classes(support)
+    queries, names = query_pictures(query), tuple(c.name for c in classes)
     learner = _learner(trained, len(names))
-    shown = _support([c.pictures for c in classes], form)
-    outputs = _answer(trained, learner, shown, _pixels(list(queries.values()), form), steps=steps)
-    recalled, familiar, trusted = _recalled(trained, shown)
+    task = _support([c.pictures for c in classes], form)
+    pixels = _pixels(list(queries.values()), form)
+    outputs, recall = _answer(trained, learner, task, pixels, steps=steps)
     return Answers(
-        method=method_name(trained.trainer),
-        step=trained.trainer.iteration,
-        inner_steps=learner.loop.steps if steps is None else steps,
-        classes=names,
-        shots=tuple(len(c.pictures) for c in classes),
-        predictions=tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
-        recalled=recalled,
-        familiar=familiar,
-        trusted=trusted,
+        trained.system.title,
+        trained.system.iteration,
+        steps_of(learner) if steps is None else steps,
+        names,
+        tuple(len(c.pictures) for c in classes),
+        tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
+        *_recalled(trained, recall),
     )
 
 
 def query_pictures(query: Path) -> dict[str, Picture]:
-    """List the query pictures of a folder by name."""
+    """List the query images of a folder by name."""
     if query.is_file():
         return {query.name: picture_file(query)}
     pictures, _ = _listed(query)
     found = {"/".join((*folders, Path(p.name).name)): p for folders, p in pictures}
     if not found:
-        raise DataError(f"{query}: there are no pictures in it.")
+        raise DataError(f"{query}: there are no images in it.")
     return found
 
 
@@ -180,7 +170,7 @@ def support_classes(support: Path) -> tuple[ListedClass, ...]:
     classes = arrange(pictures, empty=empty, domain="support", where=str(support))
     bare = [c.name for c in classes if not c.pictures]
     if bare:
-        raise DataError(f"{support}: class {bare[0]!r} has no pictures.")
+        raise DataError(f"{support}: class {bare[0]!r} has no images.")
     return classes
 
 
@@ -194,37 +184,36 @@ def _listed(
 
 def _form(trained: Trained, *, invert: bool) -> PictureForm:
     if len(trained.shape.x) != 3:
-        raise ConfigError("this run was trained on numbers, not on pictures.")
+        raise ConfigError("this run was trained on numbers, not on images.")
     channels, height, width = trained.shape.x
     return PictureForm(height, width, channels, invert=invert)
 
 
 def _learner(trained: Trained, n_way: int) -> Learner:
-    """Return the learner for this number of classes; only Proto-MAML's head is made per task."""
-    learner, known = trained.trainer.learner, trained.shape.n_out
+    """Return the learner for this number of classes."""
+    learner, known = trained.system.learner, trained.shape.n_out
     if n_way == known:
         return learner
-    if not isinstance(learner, ProtoMAML):
+    if not isinstance(learner, AnyWay):
         raise ConfigError(
             f"the support folder has {n_way} classes, the run was trained for {known}.",
             hint=f"Give {known} classes, or train with --preset proto-maml, which takes any number.",
         )
     _check_memory_fits(trained, n_way)
-    model: Any = learner.loop.model
-    loop = replace(learner.loop, model=replace(model, n_way=n_way))
-    return replace(learner, loop=loop, n_way=n_way)
+    return learner.for_classes(n_way)
 
 
 def _check_memory_fits(trained: Trained, n_way: int) -> None:
-    emo, config = trained.trainer.emo, trained.config.emo
-    if emo is None:
+    memory = trained.system.memory
+    if memory is None:
         return
-    bound = config.key.use_labels or config.value.head_align == "hungarian"
-    if bound or any(name in emo.memory.values for name in emo.head):
+    labelled = getattr(memory.encoder, "labels", None) is not None
+    heads = any(name in memory.store.values for name in memory.head)
+    if labelled or memory.keeps_prototypes or heads:
         raise ConfigError(
             f"the support folder has {n_way} classes, the run's memory holds heads of"
             f" {trained.shape.n_out}.",
-            hint="Give as many classes, or train with emo.value.head_align=drop.",
+            hint="Give as many classes, or train with memory.head_align=drop.",
         )
 
 
@@ -242,46 +231,49 @@ def _pixels(pictures: Sequence[Picture], form: PictureForm) -> Float[Tensor, "n 
 
 def _answer(
     trained: Trained, learner: Learner, support: Batch, x: Tensor, *, steps: int | None
-) -> Float[Tensor, "n way"]:
-    trainer = trained.trainer
+) -> tuple[Float[Tensor, "n way"], Recall | None]:
+    """Return the probabilities of all classes for each query, and what was recalled for the task."""
+    system = trained.system
+    if system.memory is not None:
+        system.memory.eval()
     hands = math.ceil(len(x) / QUERIES_AT_ONCE)
     answers: list[Tensor] = [x.new_zeros(0)] * len(x)
+    recall = None
     for hand in range(hands):
         part = x[hand::hands]
         unknown = torch.zeros(1, len(part), dtype=torch.int64)
         episode = Episode(support, Batch(part[None], unknown))
-        (out,) = predict(
-            learner, trainer.params, episode, emo=trainer.emo, steps=steps, every_step=False
+        (out,), recall = predict(
+            learner, system.params, episode, memory=system.memory, steps=steps, every_step=False
         )
         answers[hand::hands] = list(out[0].softmax(1))
-    return torch.stack(answers)
+    return torch.stack(answers), recall
 
 
 def _recalled(
-    trained: Trained, support: Batch
+    trained: Trained, recall: Recall | None
 ) -> tuple[tuple[RecalledSlot, ...], bool | None, bool | None]:
-    """Return what was recalled, and whether the memory finds the task familiar and trusts its slots."""
-    emo, trainer = trained.trainer.emo, trained.trainer
-    if emo is None:
+    """Return what was recalled, and whether the task is familiar and its slots passed validation."""
+    memory = trained.system.memory
+    if memory is None or recall is None:
         return (), None, None
-    recall = look_up(trainer.learner, trainer.params, Episode(support, support), emo=emo)
-    active = bool(recall.active[0])
-    familiar = None if emo.familiarity is None else bool(emo.familiarity(recall.keys)[0])
-    trusted = None if emo.trust is None or familiar is False else active
+    active, rules = bool(recall.active[0]), (memory.skip_unfamiliar, memory.skip_unhelpful)
+    familiar = None if rules[0] is None else bool(rules[0].allows(recall)[0])
+    helpful = None if rules[1] is None or familiar is False else active
     if not active:
-        return (), familiar, trusted
+        return (), familiar, helpful
     known = (recall.notes or {}).get("domain")
     slots = tuple(
         RecalledSlot(
             slot=int(slot),
             distance=float(recall.distances[0, j]),
             weight=float(recall.weights[0, j]),
-            age=int(emo.memory.ages[slot]),
+            age=int(memory.store.ages[slot]),
             domain=None if known is None else _name(trained.domains, int(known[0, j])),
         )
         for j, slot in enumerate(recall.slots[0])
     )
-    return slots, familiar, trusted
+    return slots, familiar, helpful
 
 
 def _name(domains: Sequence[str], number: int) -> str | None:

@@ -53,7 +53,7 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
 
     Returns:
         Means, the paired difference over tasks (seed means), per domain, and over seeds if there are
-        several.
+        several. Where all results tell it, either side has its numbers of ``outer_steps``.
     """
     if len(base) != len(other):
         raise DataError(
@@ -70,8 +70,8 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
     }
     found = {
         "metric": base[0]["metric"],
-        "base": {"method": base[0]["method"], "mean": float(a.mean())},
-        "other": {"method": other[0]["method"], "mean": float(b.mean())},
+        "base": _side(base, float(a.mean())),
+        "other": _side(other, float(b.mean())),
         "tasks": int(a.shape[1]),
         "seeds": len(base),
         "difference": paired_difference(b.mean(0), a.mean(0)).to_dict(),
@@ -81,6 +81,13 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
     if len(base) > 1:
         found["over_seeds"] = seeds_by_tasks(b - a).to_dict()
     return found
+
+
+def _side(results: Sequence[dict[str, Any]], mean: float) -> dict[str, Any]:
+    side: dict[str, Any] = {"method": results[0]["method"], "mean": mean}
+    if all("outer_steps" in result for result in results):  # results of earlier versions lack it
+        side["outer_steps"] = sorted({int(result["outer_steps"]) for result in results})
+    return side
 
 
 def _last(result: dict[str, Any]) -> list[float]:

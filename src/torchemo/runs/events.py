@@ -148,11 +148,11 @@ class EventLog:
         for i, sink in enumerate(self._copies):
             try:
                 action(sink)
-            except Exception as error:  # a stranger's sink may raise anything; training goes on
+            except Exception as error:  # your own sink may raise anything; training continues
                 if i not in self._warned:
                     self._warned.add(i)
                     warnings.warn(
-                        f"{type(sink).__name__} failed ({error!r}); events go on to the log.",
+                        f"{type(sink).__name__} failed ({error!r}); the log still gets all events.",
                         stacklevel=3,
                     )
 
@@ -167,7 +167,7 @@ def read(path: StrPath) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: StrPath, step: int) -> int:
-    """Cut the log after the last event of ``step`` or before, to go on from there.
+    """Cut the log after the last event of ``step`` or before, to continue from there.
 
     What stands behind an event of a later step was written later, and goes with it. A missing log is
     left missing.

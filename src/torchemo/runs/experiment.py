@@ -1,16 +1,27 @@
 """From a run's configuration to its parts: tasks, network, learner, memory, trainer."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from torchemo.config.run import ModelConfig, RunConfig
+from torchemo.config.run import RunConfig
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Model, TaskShape
+from torchemo.core.types import Params, TaskShape
 from torchemo.data.source import TaskSource, open_source
+from torchemo.learners import LEARNERS
 from torchemo.learners.build import build_learner
+from torchemo.learners.learner import Learner, Staged, host
+from torchemo.memory import MEMORIES
+from torchemo.memory.interface import TaskMemory
+from torchemo.memory.keys import KEYS
 from torchemo.memory.keys.recognition import SelfRecognition
-from torchemo.models import MLP, Conv4, ResNet12
-from torchemo.runs.build import build_emo
+from torchemo.models import MODELS, build_model
+from torchemo.training.phases import Phases
+from torchemo.training.system import System, restored
 from torchemo.training.trainer import Trainer
+
+PARTS = {"learner": LEARNERS, "model": MODELS, "memory": MEMORIES}
+"""Sections of a configuration that name a part."""
 
 
 class Experiment(NamedTuple):
@@ -20,78 +31,105 @@ class Experiment(NamedTuple):
     source: TaskSource
     trainer: Trainer
 
+    @property
+    def system(self) -> System:
+        """What answers at the present step."""
+        return self.trainer.system
 
-def build_model(config: ModelConfig, shape: TaskShape) -> Model:
-    """Make the network that ``config`` names, for tasks of this shape."""
-    pictures = len(shape.x) == 3
-    if (config.name == "mlp") == pictures:
-        kind = "pictures" if pictures else "points"
-        raise ConfigError(
-            f"model.name '{config.name}' does not fit tasks of {kind}.",
-            hint="Use conv4 or resnet12 for pictures, mlp for regression.",
-        )
-    if config.name == "mlp":
-        return MLP(shape.n_out, n_in=shape.x[0], hidden=config.hidden, initializer="kaiming")
-    if config.name == "resnet12":
-        return ResNet12(
-            shape.n_out,
-            in_channels=shape.x[0],
-            image_size=shape.x[1],
-            channels=config.channels,
-            bn=config.bn,
-        )
-    return Conv4(
-        shape.n_out,
-        in_channels=shape.x[0],
-        image_size=shape.x[1],
-        filters=config.filters,
-        head_pool=config.head_pool,
-        downsample=config.downsample,
-        bn=config.bn,
-    )
+
+def complete(config: RunConfig) -> RunConfig:
+    """Return a configuration with every option of its parts, checked."""
+    whole: dict[str, Any] = {
+        name: registry.complete(getattr(config, name)) for name, registry in PARTS.items()
+    }
+    return replace(config, **whole)
+
+
+def reduced(config: RunConfig) -> RunConfig:
+    """Return a configuration with those options of its parts alone that differ from their defaults."""
+    kept: dict[str, Any] = {
+        name: registry.reduced(getattr(config, name)) for name, registry in PARTS.items()
+    }
+    return replace(config, **kept)
+
+
+def build_system(
+    config: RunConfig, shape: TaskShape, groups: Mapping[str, Params], *, workers: int = 1
+) -> System:
+    """Make what answers from a saved state: learner and memory, and nothing that trains them."""
+    learner = build_learner(config.learner, build_model(config.model, shape), shape)
+    memory = build_memory(config, learner, shape)
+    return restored(learner, memory, groups, batched=_batched(config), workers=workers)
+
+
+def _batched(config: RunConfig) -> bool | None:
+    return {"auto": None, "yes": True, "no": False}[config.train.batched]
 
 
 def build_trainer(config: RunConfig, shape: TaskShape, *, workers: int = 1) -> Trainer:
-    """Make the trainer of a run: learner, memory (capacity 0 leaves it out) and key training.
+    """Make the trainer of a run: learner, memory and key training.
 
     Args:
         config: The run.
         shape: What its tasks look like.
         workers: Threads that share the tasks of a step; results do not depend on it.
+
+    Example:
+        >>> from torchemo.config.presets import preset
+        >>> build_trainer(preset("maml-emo"), TaskShape("classification", x=(3, 32, 32), n_out=5))
+        Trainer(MAML + EMO, 0 outer steps)
     """
     learner = build_learner(config.learner, build_model(config.model, shape), shape)
-    emo, recognition = None, None
-    if config.emo.memory.capacity != 0:
-        emo = build_emo(config.emo, learner, shape, seed=config.train.seed)
-        if config.emo.key.training == "self_recognition" and emo.encoder is not None:
-            recognition = SelfRecognition(
-                emo.encoder,
-                n_way=shape.n_out if shape.kind == "classification" else None,
-                lr=config.emo.key.recognition_lr,
-                older=config.emo.key.recognition_older,
-                every=config.emo.key.recognition_every,
-            )
-    trainer = Trainer(
+    memory = build_memory(config, learner, shape)
+    phases = Phases(config.train.steps, None if memory is None else config.memory_steps)
+    _refuse_early_freeze(config, learner, phases)
+    return Trainer(
         learner,
-        emo=emo,
+        memory=memory,
         config=config.outer,
-        recognition=recognition,
+        recognition=None if memory is None else _recognition(config, memory, shape),
         seed=config.train.seed,
-        horizon=config.train.iterations,
-        batched={"auto": None, "yes": True, "no": False}[config.train.batched],
+        phases=phases,
+        batched=_batched(config),
         workers=workers,
     )
-    _refuse_early_rest(config, trainer)
-    return trainer
 
 
-def _refuse_early_rest(config: RunConfig, trainer: Trainer) -> None:
-    """Refuse that a learner of two stages rests before it has come to the second."""
-    formed = config.learner.first_stage + config.learner.cluster_tasks // config.train.tasks
-    if trainer.turn is not None and config.learner.name == "tsa-maml" and trainer.turn <= formed:
+def build_memory(config: RunConfig, learner: Learner, shape: TaskShape) -> TaskMemory | None:
+    """Make the memory of a run; None if it has none, or one without slots."""
+    kind, options = MEMORIES.resolve(config.memory)
+    if getattr(options, "capacity", 1) == 0:
+        return None
+    made: TaskMemory | None = kind.build(
+        options, host(learner), shape, seed=config.train.seed, train_steps=config.train.steps
+    )
+    return made
+
+
+def _recognition(config: RunConfig, memory: TaskMemory, shape: TaskShape) -> SelfRecognition | None:
+    _, options = MEMORIES.resolve(config.memory)
+    _, key = KEYS.resolve(options.key, where="memory.key")
+    if memory.encoder is None or getattr(key, "training", "none") != "self_recognition":
+        return None
+    return SelfRecognition(
+        memory.encoder,
+        n_way=shape.n_way,
+        lr=key.recognition_lr,
+        older=key.recognition_older,
+        every=key.recognition_every,
+    )
+
+
+def _refuse_early_freeze(config: RunConfig, learner: Learner, phases: Phases) -> None:
+    """Refuse to freeze a learner of two stages before it has come to the second."""
+    if phases.turn is None or not isinstance(learner, Staged):
+        return
+    formed = learner.staged_until(config.train.tasks)
+    if phases.turn <= formed:
         raise ConfigError(
-            f"TSA-MAML forms its groups at step {formed}, and is to rest at step {trainer.turn}.",
-            hint="Train longer (train.iterations), or set learner.first_stage lower.",
+            f"{learner.title} forms its groups at step {formed}, but it is frozen at step {phases.turn},"
+            " where the memory starts training alone.",
+            hint=f"Set train.steps above {formed}, or lower learner.first_stage.",
         )
 
 

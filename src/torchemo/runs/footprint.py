@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import torch
 
-from torchemo.config.run import EMOConfig
 from torchemo.core.tree import detach
 from torchemo.core.types import Batch, TaskShape
-from torchemo.learners.gradient.meta_sgd import RATE
-from torchemo.memory.emo import EMO
-from torchemo.runs.build import remembered_shapes
-from torchemo.training.trainer import Trainer
+from torchemo.learners.learner import host, learned
+from torchemo.memory.build import RATE, remembered_shapes
+from torchemo.memory.interface import TaskMemory
+from torchemo.training.system import System
 
 _LEDGER_BYTES = 5 * 8 + 1
 """Times, generation and recalls of a slot, and its reference bit."""
@@ -22,13 +21,13 @@ class Footprint(NamedTuple):
 
     Attributes:
         parameters: Numbers that the learner meta-learns.
-        emo_parameters: Numbers in key network, retrieval and aggregator.
+        memory_parameters: Numbers in key network, retrieval and aggregator.
         slots: T, the capacity of the memory; 0 without one.
         slot_bytes: Key, values, notes and book-keeping of one slot.
     """
 
     parameters: int
-    emo_parameters: int
+    memory_parameters: int
     slots: int
     slot_bytes: int
 
@@ -38,51 +37,54 @@ class Footprint(NamedTuple):
         return self.slots * self.slot_bytes
 
 
-def footprint(config: EMOConfig, trainer: Trainer, shape: TaskShape) -> Footprint:
+def footprint(system: System, shape: TaskShape) -> Footprint:
     """Return how large a run is.
 
     Args:
-        config: Options of the memory.
-        trainer: What will be trained.
+        system: Learner and memory, as they will be trained.
         shape: What the tasks look like.
     """
-    parameters = sum(p.numel() for p in trainer.learned.values())
-    if trainer.emo is None:
+    parameters = sum(p.numel() for p in learned(system.learner, system.params).values())
+    memory = system.memory
+    if memory is None:
         return Footprint(parameters, 0, 0, 0)
-    own = sum(p.numel() for p in trainer.emo.parameters())
-    memory = trainer.emo.memory
-    key_bytes = memory.keys.element_size()
-    values = _values(config, trainer)
-    one = memory.key_dim * key_bytes + values * memory.value_dtype.itemsize + _LEDGER_BYTES
-    if trainer.emo.consolidates:
+    own = sum(p.numel() for p in memory.parameters())
+    store = memory.store
+    key_bytes = store.keys.element_size()
+    values = _values(system, memory)
+    one = store.key_dim * key_bytes + values * store.value_dtype.itemsize + _LEDGER_BYTES
+    if memory.offsets_start:
         # Two moments of Adam for every number, and a step count; no notes: a slot is no single task.
-        one += 2 * (memory.key_dim + values) * key_bytes + 8
+        one += 2 * (store.key_dim + values) * key_bytes + 8
     else:
-        one += _note_bytes(config, trainer.emo, trainer, shape)
-    return Footprint(parameters, own, memory.capacity, one)
+        one += _note_bytes(memory, system, shape)
+    return Footprint(parameters, own, store.capacity, one)
 
 
-def _values(config: EMOConfig, trainer: Trainer) -> int:
+def _values(system: System, memory: TaskMemory) -> int:
     """Count the numbers of one remembered value."""
-    steps = trainer.learner.loop.steps if config.value.content == "per_step" else 1
+    learner = host(system.learner)
+    steps = learner.steps if memory.content == "per_step" else 1
+    shapes = remembered_shapes(
+        learner, memory.content, tensors=memory.tensors, drop_head=memory.drop_head
+    )
     return sum(
-        math.prod(shape) * (1 if name.startswith(RATE) else steps)
-        for name, shape in remembered_shapes(config, trainer.learner).items()
+        math.prod(shape) * (1 if name.startswith(RATE) else steps) for name, shape in shapes.items()
     )
 
 
-def _note_bytes(config: EMOConfig, emo: EMO, trainer: Trainer, shape: TaskShape) -> int:
+def _note_bytes(memory: TaskMemory, system: System, shape: TaskShape) -> int:
     """Count the bytes of a slot's domain and, where they are kept, its prototypes and support set."""
     size = 8
     example = torch.zeros(1, shape.support, *shape.x)
-    if config.memory.rekey_every is not None:
+    if memory.keeps_support:
         targets = 8 if shape.kind == "classification" else 4 * shape.n_out
         size += 4 * example.numel() + shape.support * targets
-    if config.value.head_align == "hungarian" and emo.encoder is not None:
+    if memory.keeps_prototypes and memory.encoder is not None:
         labels = torch.arange(shape.support)[None] % shape.n_out
         with torch.no_grad():
-            found = emo.encoder.prototypes(
-                Batch(example, labels), shape.n_out, params=detach(trainer.params)
+            found = memory.encoder.prototypes(
+                Batch(example, labels), shape.n_out, params=detach(system.params)
             )
         size += found.numel() * found.element_size()
     return size

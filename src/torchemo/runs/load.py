@@ -1,28 +1,59 @@
 """Trained runs opened again: their configuration, their checkpoints, and the learner they hold."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from torchemo.config.run import DataConfig, RunConfig
-from torchemo.config.toml import load
+from torchemo.config.toml import from_dict, merged, read, to_dict
 from torchemo.core.errors import CheckpointError, ConfigError, DataError
 from torchemo.core.types import TaskShape
 from torchemo.data.index import SPLITS
-from torchemo.data.source import open_source
-from torchemo.runs.experiment import Experiment, build_trainer
+from torchemo.data.source import TaskSource, open_source
+from torchemo.runs.experiment import build_system, complete
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.storage import checkpoint, history
-from torchemo.training.trainer import Trainer
+from torchemo.runs.upgrade import is_old, upgraded
+from torchemo.training.system import System
 
 
 def read_config(root: Path) -> RunConfig:
-    """Read the configuration of a run."""
+    """Read the configuration of a run, complete; one of an earlier version gets the names of today."""
     path = RunFolder(root).config
     if not path.is_file():
         raise ConfigError(f"{root} is not a run: it has no {path.name}.")
-    return load(path, RunConfig)
+    return complete(load_config(path))
+
+
+def load_config(path: Path, *, base: RunConfig | None = None) -> RunConfig:
+    """Read a configuration file; options that are not given keep those of ``base``.
+
+    Raises:
+        ConfigError: It is not TOML, an option is unknown, or a value has the wrong type.
+    """
+    plain = read(path)
+    if is_old(plain):
+        plain = upgraded(plain, where=str(path), base=base)
+        kind = plain["memory"]["name"]
+        today = "" if kind == "none" else f"; its memory is what is called '{kind}' now"
+        warnings.warn(f"{path} is of an earlier version{today}.", stacklevel=2)
+    whole = plain if base is None else merged(to_dict(base), plain)
+    config = from_dict(whole, RunConfig, where=str(path))
+    try:
+        complete(config)  # checks the options of parts
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    return config
+
+
+class Opened(NamedTuple):
+    """A trained run with tasks to evaluate it on."""
+
+    config: RunConfig
+    source: TaskSource
+    system: System
 
 
 @final
@@ -32,13 +63,13 @@ class Trained:
 
     Attributes:
         config: Its configuration.
-        trainer: Learner and memory.
+        system: Learner, parameters and memory.
         shape: What the tasks looked like.
         domains: Names of the domains that remembered tasks came from.
     """
 
     config: RunConfig
-    trainer: Trainer
+    system: System
     shape: TaskShape
     domains: tuple[str, ...]
 
@@ -50,7 +81,7 @@ def load_best(
     workers: int = 1,
     data: DataConfig | None = None,
     needed: Sequence[str] = SPLITS,
-) -> Experiment:
+) -> Opened:
     """Open a run at its best checkpoint, with its data or others.
 
     Args:
@@ -75,9 +106,7 @@ def load_best(
         raise ConfigError(
             f"{root} was trained on {_tasks(known)}, these data give {_tasks(source.shape)}."
         )
-    trainer = build_trainer(config, source.shape, workers=workers)
-    trainer.restore({name: dict(group) for name, group in saved.groups.items()})
-    return Experiment(config, source, trainer)
+    return Opened(config, source, build_system(config, source.shape, saved.groups, workers=workers))
 
 
 def load_trained(root: Path, *, step: int | None = None) -> Trained:
@@ -85,9 +114,7 @@ def load_trained(root: Path, *, step: int | None = None) -> Trained:
     config = read_config(root)
     saved = best_checkpoint(root, step=step)
     shape, domains = _saved_tasks(saved)
-    trainer = build_trainer(config, shape)
-    trainer.restore({name: dict(group) for name, group in saved.groups.items()})
-    return Trained(config, trainer, shape, domains)
+    return Trained(config, build_system(config, shape, saved.groups), shape, domains)
 
 
 def best_checkpoint(root: Path, *, step: int | None = None) -> checkpoint.Checkpoint:
@@ -138,4 +165,4 @@ def _tasks(shape: TaskShape) -> str:
     if shape.kind == "regression":
         return f"{shape.n_shot}-point regression tasks with {shape.x[0]} input(s)"
     size = " x ".join(map(str, shape.x))
-    return f"{shape.n_out}-way {shape.n_shot}-shot tasks of {size} pictures"
+    return f"{shape.n_out}-way {shape.n_shot}-shot tasks of {size} images"

@@ -13,13 +13,10 @@ import torch
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.stats import mean_interval, summarise_by_group
 from torchemo.core.types import Episode
-from torchemo.learners import BMG, Learner, TaskGated
-from torchemo.memory.emo import EMO
-from torchemo.runs.experiment import Experiment
+from torchemo.memory.interface import TaskMemory
 from torchemo.runs.folder import RunFolder
-from torchemo.training.evaluate import Scores, batches, evaluate
-from torchemo.training.step import look_up
-from torchemo.training.trainer import Trainer
+from torchemo.runs.load import Opened
+from torchemo.training.evaluate import Scores, batches
 
 
 @final
@@ -44,11 +41,11 @@ class Protocol:
         return 15 if self.name == "standard" else n_shot
 
 
-def memory_digest(emo: EMO | None) -> str:
+def memory_digest(memory: TaskMemory | None) -> str:
     """Digest of a memory and everything that belongs to it; evaluation must not change it."""
     digest = hashlib.sha256()
-    if emo is not None:
-        for name, tensor in sorted(emo.state_dict().items()):
+    if memory is not None:
+        for name, tensor in sorted(memory.state_dict().items()):
             digest.update(
                 name.encode()
                 + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -58,7 +55,7 @@ def memory_digest(emo: EMO | None) -> str:
 
 def score_run(
     root: Path,
-    experiment: Experiment,
+    opened: Opened,
     protocol: Protocol,
     *,
     on: str | None = None,
@@ -68,24 +65,24 @@ def score_run(
 
     Args:
         root: Folder of the run.
-        experiment: The run.
+        opened: The run.
         protocol: Which tasks.
         on: Name of the data where they are not those of the run; the result is kept beside its own.
         progress: Called with (tasks done, tasks in all).
 
     Returns:
         The record: protocol, fingerprint of the data, and per task its episode number, domain, loss and
-        accuracy after every inner step; with means and intervals, the share of tasks that are evaluated with
-        their recall, if the memory may keep silent (`memory.familiarity`, `memory.trust`), and
-        the slots that it does not trust, if it judges them.
+        accuracy after every inner step; with means and intervals, the share of tasks that use their recall,
+        if some may skip it (`torchemo.memory.selective`), and the slots that failed validation, if they
+        were judged.
     """
-    record = {"run": str(root), "on": on, **score_tasks(experiment, protocol, progress=progress)}
+    record = {"run": str(root), "on": on, **score_tasks(opened, protocol, progress=progress)}
     RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
     return record
 
 
 def score_tasks(
-    experiment: Experiment,
+    opened: Opened,
     protocol: Protocol,
     *,
     every_step: bool = True,
@@ -94,21 +91,35 @@ def score_tasks(
     """Evaluate a run on test tasks and return the record that `score_run` writes, without its place.
 
     Args:
-        experiment: The run.
+        opened: The run.
         protocol: Which tasks.
         every_step: Score after every inner step; else after the last alone, in one column.
         progress: Called with (tasks done, tasks in all).
     """
-    emo = experiment.trainer.emo
-    before = memory_digest(emo)
-    scores = _scores(experiment, protocol, every_step, progress)
-    familiar = _familiar(experiment, protocol)
-    if memory_digest(emo) != before:
+    memory = opened.system.memory
+    before = memory_digest(memory)
+    scores = _scores(opened, protocol, every_step, progress)
+    if memory_digest(memory) != before:
         raise DataError("evaluation changed the memory; the result is not valid.")
-    record = _record(experiment, protocol, scores)
-    doubted = None if emo is None or emo.trust is None else emo.trust.doubted.nonzero().flatten()
-    slots = None if doubted is None else doubted.tolist()
-    return {"memory_sha256": before, "familiar": familiar, "doubted": slots, **record}
+    about = {
+        "memory_sha256": before,
+        "recalled": _recalled(memory, scores),
+        "failed": _failed(memory),
+    }
+    return {**about, **_record(opened, protocol, scores)}
+
+
+def _recalled(memory: TaskMemory | None, scores: Scores) -> float | None:
+    """Return the share of tasks that used their recall; None if none may skip it."""
+    if memory is None or scores.recalled is None:
+        return None
+    skips = memory.skip_unfamiliar is not None or memory.skip_unhelpful is not None
+    return float(scores.recalled.double().mean()) if skips else None
+
+
+def _failed(memory: TaskMemory | None) -> list[int] | None:
+    rule = None if memory is None else memory.skip_unhelpful
+    return None if rule is None else rule.failed.nonzero().flatten().tolist()
 
 
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
@@ -118,70 +129,33 @@ def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Pat
 
 
 def _scores(
-    experiment: Experiment,
+    opened: Opened,
     protocol: Protocol,
     every_step: bool,
     progress: Callable[[int, int], None],
 ) -> Scores:
-    trainer = experiment.trainer
+    source = opened.source
+    regression = source.shape.kind == "regression"
+    queries = protocol.queries(source.shape.n_shot, regression=regression)
 
     def sample(start: int, count: int) -> Episode:
         progress(start, protocol.tasks)
-        return _sample(experiment, protocol, start, count)
+        return source.sample(
+            protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
+        )
 
-    return evaluate(
-        trainer.learner,
-        trainer.params,
-        batches(sample, tasks=protocol.tasks),
-        emo=trainer.emo,
-        steps=protocol.steps,
-        every_step=every_step,
-        batched=trainer.batched,
-        workers=trainer.workers,
-    )
+    tasks = batches(sample, tasks=protocol.tasks)
+    return opened.system.evaluate(tasks, steps=protocol.steps, every_step=every_step)
 
 
-def _sample(
-    experiment: Experiment, protocol: Protocol, start: int, count: int, *, answered: bool = True
-) -> Episode:
-    """Draw test tasks; those that are not answered get few queries, and have the same support sets."""
-    source = experiment.source
-    regression = source.shape.kind == "regression"
-    queries = protocol.queries(source.shape.n_shot, regression=regression)
-    if not answered and not regression:
-        queries = 1
-    return source.sample(
-        protocol.split, seed=protocol.seed, start=start, count=count, n_query=queries
-    )
-
-
-def _familiar(experiment: Experiment, protocol: Protocol) -> float | None:
-    """Return the share of tasks that are evaluated with their recall; None if the memory always recalls."""
-    trainer = experiment.trainer
-    if trainer.emo is None or (trainer.emo.familiarity is None and trainer.emo.trust is None):
-        return None
-    training = trainer.emo.training
-    trainer.emo.eval()
-    try:
-        active = [
-            look_up(trainer.learner, trainer.params, episode, emo=trainer.emo).active
-            for episode in batches(
-                lambda start, count: _sample(experiment, protocol, start, count, answered=False),
-                tasks=protocol.tasks,
-            )
-        ]
-    finally:
-        trainer.emo.train(training)
-    return float(torch.cat(active).double().mean())
-
-
-def _record(experiment: Experiment, protocol: Protocol, scores: Scores) -> dict[str, Any]:
-    trainer, source = experiment.trainer, experiment.source
+def _record(opened: Opened, protocol: Protocol, scores: Scores) -> dict[str, Any]:
+    system, source = opened.system, opened.source
     values = scores.loss if scores.accuracy is None else scores.accuracy
     return {
-        "method": method_name(trainer),
-        "seed": experiment.config.train.seed,
-        "step": trainer.iteration,
+        "method": system.title,
+        "seed": opened.config.train.seed,
+        "step": system.iteration,
+        "outer_steps": opened.config.outer_steps,
         "protocol": asdict(protocol),
         "data": source.fingerprint,
         "domains": list(source.domains),
@@ -191,23 +165,6 @@ def _record(experiment: Experiment, protocol: Protocol, scores: Scores) -> dict[
         "per_task": [[round(float(v), 7) for v in row] for row in values],
         "summary": _summary(values, scores.domain, source.domains),
     }
-
-
-def method_name(trainer: Trainer) -> str:
-    """Name the learner and how it remembers."""
-    learner = _learner_name(trainer.learner)
-    return learner if trainer.emo is None else f"{learner} + EMO"
-
-
-def _learner_name(learner: Learner) -> str:
-    if isinstance(learner, TaskGated):
-        return type(learner.reader).__name__
-    if isinstance(learner, BMG):
-        under = _learner_name(learner.base)
-        return "BMG" if under == "MAML" else f"BMG over {under}"
-    if learner.loop.adapts != "all":
-        return {"head": "ANIL", "body": "BOIL"}[learner.loop.adapts]
-    return type(learner).__name__
 
 
 def _summary(values: torch.Tensor, domain: torch.Tensor, names: tuple[str, ...]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from torchemo.core.errors import CheckpointError, ConfigError, DataError, Diverg
 from torchemo.core.types import Params
 from torchemo.runs.environment import differences, environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
-from torchemo.runs.experiment import Experiment, open_experiment
+from torchemo.runs.experiment import Experiment, complete, open_experiment
 from torchemo.runs.folder import LOCK, RunFolder, lock
 from torchemo.runs.footprint import footprint
 from torchemo.runs.load import read_config
 from torchemo.runs.storage import checkpoint, history
 from torchemo.runs.storage.durable import TEMPORARY, megabytes
-from torchemo.training.evaluate import Scores, batches, evaluate, evaluate_trust
-from torchemo.training.trainer import StepReport
+from torchemo.training.evaluate import Scores, batches, evaluate, judge_slots
+from torchemo.training.trainer import StepReport, Trainer
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
@@ -75,28 +75,29 @@ class Progress:
 
 def config_hash(config: RunConfig) -> str:
     """Digest of everything that decides a run."""
-    return hashlib.sha256(dumps(config).encode()).hexdigest()
+    return hashlib.sha256(dumps(complete(config)).encode()).hexdigest()
 
 
 def _start(root: Path, config: RunConfig) -> None:
     """Write the configuration of a new run; refuse to write over another run."""
     folder = RunFolder(root)
     _refuse_old(folder)
-    folder.save(folder.config, dumps(config))
+    folder.save(folder.config, dumps(complete(config)))
     folder.save(folder.environment, json.dumps(environment(), indent=2) + "\n")
 
 
 def _refuse_too_large(experiment: Experiment) -> None:
     """Refuse a memory that this machine cannot hold before its first slot is touched."""
-    config = experiment.config.emo
-    size = footprint(config, experiment.trainer, experiment.source.shape).memory_bytes
+    memory = experiment.trainer.memory
+    size = footprint(experiment.system, experiment.source.shape)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.memory.values_dir is None and size > machine:
-        raise ResourceError(
-            f"a memory of {config.memory.capacity} slots takes {megabytes(size)}, this machine has"
-            f" {megabytes(machine)}.",
-            hint="Use fewer slots (emo.memory.capacity), or keep values in files (emo.memory.values_dir).",
-        )
+    if memory is None or memory.store.values_dir is not None or size.memory_bytes <= machine:
+        return
+    raise ResourceError(
+        f"a memory of {size.slots} slots takes {megabytes(size.memory_bytes)}, this machine has"
+        f" {megabytes(machine)}.",
+        hint="Use fewer slots (memory.capacity), or keep values in files (memory.values_dir).",
+    )
 
 
 def _refuse_old(folder: RunFolder) -> None:
@@ -113,7 +114,7 @@ def _refuse_old(folder: RunFolder) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is not one that an attempt which never started may have left."""
+    """Return whether a file was left by something else than a run that never started."""
     return path.name != LOCK and not path.name.startswith(TEMPORARY)
 
 
@@ -190,9 +191,9 @@ class _Run:
         if saved.info.get("data") != self.fingerprint and not accept_new_data:
             raise DataError(
                 f"{self.root}: the data differ from those the run was started with.",
-                hint="Restore the data, or pass --accept-new-data to go on with these.",
+                hint="Restore the data, or pass --accept-new-data to continue with these.",
             )
-        self.trainer.restore({name: dict(group) for name, group in saved.groups.items()})
+        self.trainer.load_state_dict({name: dict(g) for name, g in saved.groups.items()})
         known = saved.info["progress"]
         self.progress = Progress(**{**known, "skipped": tuple(known["skipped"])})
         self.saved_at = saved.step
@@ -201,29 +202,29 @@ class _Run:
         truncate_after(RunFolder(self.root).events, saved.step)
 
     def _tell_differences(self) -> None:
-        """Say so if the run goes on where its bits may come out differently."""
+        """Report that the run continues where its bits may come out differently."""
         try:
             then = json.loads(RunFolder(self.root).environment.read_text())
         except (OSError, ValueError):
             return  # the report says that it cannot be read
         changed = differences(then, environment()) if isinstance(then, dict) else []
         if changed:
-            why = f"goes on, but not bit for bit as it was started: {'; '.join(changed)}"
+            why = f"continues, but not bit for bit as it was started: {'; '.join(changed)}"
             self.on_event("environment", self.trainer.iteration, {"why": why})
 
     def loop(self, should_stop: Callable[[], bool]) -> Outcome:
         """Train until done, early stop, or asked to stop."""
-        train = self.experiment.config.train
+        train, steps = self.experiment.config.train, self.experiment.config.outer_steps
         self._announce()
-        while self.trainer.iteration < train.iterations:
+        while self.trainer.iteration < steps:
             if self._exhausted():
                 return self._outcome("early")
             self._step()
             done = self.trainer.iteration
-            if done % train.validate_every == 0 or done == train.iterations:
+            if done % train.validate_every == 0 or done == steps:
                 self._validate()
                 self._save()
-            if should_stop() and done < train.iterations:
+            if should_stop() and done < steps:
                 self._save()
                 return self._outcome("stopped")
         return self._outcome("finished")
@@ -231,15 +232,15 @@ class _Run:
     def _announce(self) -> None:
         """Say how large the run is, before its first step."""
         config, source = self.experiment.config, self.experiment.source
-        size = footprint(config.emo, self.trainer, source.shape)
+        size = footprint(self.experiment.system, source.shape)
         fields = {
-            "iterations": config.train.iterations,
+            "steps": config.outer_steps,
             "domains": list(source.domains),
             **size._asdict(),
             "memory_bytes": size.memory_bytes,
         }
-        if self.trainer.turn is not None:
-            fields["turn"] = self.trainer.turn
+        if self.trainer.phases.turn is not None:
+            fields["turn"] = self.trainer.phases.turn
         if self.trainer.iteration == 0:
             self._emit("start", fields)
         else:  # it is in the log already
@@ -249,8 +250,8 @@ class _Run:
         train = self.experiment.config.train
         if train.patience is None or self.progress.validations_since_best < train.patience:
             return False
-        # Slots that begin to learn when the learner has learned are given as much time.
-        begun = self.trainer.turn or 0
+        # A memory that trains after the learner is given as much time.
+        begun = self.trainer.phases.turn or 0
         return self.trainer.iteration - begun >= train.patience * train.validate_every
 
     def _step(self) -> None:
@@ -268,7 +269,7 @@ class _Run:
                 raise
             return
         self.progress = replace(self.progress, skipped_in_a_row=0)
-        self._emit("step", _fields(report, self.trainer.emo))
+        self._emit("step", _fields(report, self.trainer))
 
     def _validate(self) -> None:
         scores = self._validation_scores()
@@ -277,13 +278,13 @@ class _Run:
         score = -loss if accuracy is None else accuracy
         self.progress = self.progress.scored(self.trainer.iteration, score)
         fields: dict[str, Any] = {"loss": loss, "accuracy": accuracy, "score": score}
-        emo = self.trainer.emo
-        if emo is not None and emo.trust is not None:
-            fields["doubted"] = emo.trust.doubted.nonzero().flatten().tolist()
+        memory = self.trainer.memory
+        if memory is not None and memory.skip_unhelpful is not None:
+            fields["failed"] = memory.skip_unhelpful.failed.nonzero().flatten().tolist()
         self._emit("validation", fields)
 
     def _validation_scores(self) -> Scores:
-        """Score the validation tasks, after the slots have been judged by them if the memory does so."""
+        """Score the validation tasks; a memory that judges its slots does so by them first."""
         train, trainer = self.experiment.config.train, self.trainer
         episodes = batches(
             lambda start, count: self.experiment.source.sample(
@@ -293,19 +294,16 @@ class _Run:
             size=train.tasks,
         )
         how: dict[str, Any] = {"batched": trainer.batched, "workers": trainer.workers}
-        if trainer.emo is not None and trainer.emo.trust is not None and len(trainer.emo.memory):
-            return evaluate_trust(
-                trainer.learner, trainer.params, list(episodes), emo=trainer.emo, **how
-            )
-        return evaluate(
-            trainer.learner, trainer.params, episodes, emo=trainer.emo, every_step=False, **how
-        )
+        memory, about = trainer.memory, (trainer.learner, trainer.params)
+        if memory is not None and memory.skip_unhelpful is not None and len(memory.store):
+            return judge_slots(*about, list(episodes), memory=memory, **how)
+        return evaluate(*about, episodes, memory=memory, every_step=False, **how)
 
     def _save(self) -> None:
         step = self.trainer.iteration
         if self.saved_at == step:
             return
-        groups = {name: group for name, group in self.trainer.state().items() if group}
+        groups = {name: group for name, group in self.trainer.state_dict().items() if group}
         _refuse_divergence(groups, step)
         if self.log is not None:
             self.log.flush()
@@ -354,15 +352,15 @@ def _plain(progress: Progress) -> dict[str, Any]:
     return {**vars(progress), "skipped": list(progress.skipped)}
 
 
-def _fields(report: StepReport, emo: Any) -> dict[str, Any]:
+def _fields(report: StepReport, trainer: Trainer) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "loss": float(report.losses.mean()),
         "gradient_norm": report.gradient_norm,
     }
     if report.recognition_loss is not None:
         fields["recognition_loss"] = report.recognition_loss
-    if report.statistics is not None and emo is not None:
-        fields["filled"] = len(emo.memory)
+    if report.statistics is not None and trainer.memory is not None:
+        fields["filled"] = len(trainer.memory.store)
         for name in ("age", "distance", "same_domain"):
             value = getattr(report.statistics, name)
             if value is not None:

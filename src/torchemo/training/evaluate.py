@@ -1,18 +1,34 @@
-"""Evaluation on fixed tasks: the memory is read, never written (Algorithm 2)."""
+"""Evaluation on fixed tasks: the memory is read, never written (Algorithm 2).
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+Example:
+    >>> from torchemo.core.losses import task_loss
+    >>> from torchemo.core.rng import generator_for
+    >>> from torchemo.core.types import Batch
+    >>> from torchemo.learners.gradient.loop import InnerLoop
+    >>> from torchemo.learners.gradient.maml import MAML
+    >>> from torchemo.models import MLP
+    >>> x = torch.rand(2, 10, 1)  # two regression tasks of ten points
+    >>> episode = Episode(Batch(x, x.sin()), Batch(x, x.sin()))
+    >>> learner = MAML(InnerLoop(MLP(), loss=task_loss, steps=3))
+    >>> evaluate(learner, learner.init(generator_for(0)), [episode]).loss.shape
+    torch.Size([2, 4])
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.losses import accuracy
-from torchemo.core.types import Episode, Params
+from torchemo.core.losses import accuracy, task_loss
+from torchemo.core.task_axis import join
+from torchemo.core.types import Episode, Params, Recall
 from torchemo.learners.learner import Learner
-from torchemo.memory.emo import EMO
-from torchemo.training.step import look_up, predict
+from torchemo.memory.interface import TaskMemory
+from torchemo.training.predict import Prediction, predict
 
 
 class Scores(NamedTuple):
@@ -23,12 +39,14 @@ class Scores(NamedTuple):
         accuracy: Share of right answers after each step, or None for regression.
         domain: Where the tasks come from, -1 if unknown.
         episode: Which episodes they are.
+        recalled: Whether each task used its recall; None without a memory.
     """
 
     loss: Float[Tensor, "task step"]
     accuracy: Float[Tensor, "task step"] | None
     domain: Int[Tensor, " task"]
     episode: Int[Tensor, " task"]
+    recalled: Bool[Tensor, " task"] | None = None
 
 
 def evaluate(
@@ -36,7 +54,7 @@ def evaluate(
     params: Params,
     episodes: Iterable[Episode],
     *,
-    emo: EMO | None = None,
+    memory: TaskMemory | None = None,
     steps: int | None = None,
     every_step: bool = True,
     batched: bool | None = None,
@@ -48,94 +66,92 @@ def evaluate(
         learner: The learner.
         params: Its meta-parameters.
         episodes: Batches of tasks.
-        emo: The memory optimizer; it is put into eval mode for the time being.
+        memory: The memory; it is put into eval mode for the time being.
         steps: Inner steps, by default those of training.
         every_step: Score after every inner step; else after the last alone, in one column.
-        batched: Run each batch of tasks in one call; None: see `torchemo.training.step.runs_together`.
+        batched: Run each batch of tasks in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
     """
-    training = emo.training if emo is not None else False
-    if emo is not None:
-        emo.eval()
-    try:
-        parts = []
+    how = {"steps": steps, "every_step": every_step, "batched": batched, "workers": workers}
+    return join([scores for scores, _ in _scored(learner, params, episodes, memory, **how)])
+
+
+def _scored(
+    learner: Learner,
+    params: Params,
+    episodes: Iterable[Episode],
+    memory: TaskMemory | None,
+    **how: Any,
+) -> list[tuple[Scores, Recall | None]]:
+    """Score batches of tasks, and keep what was recalled for them."""
+    with _reading(memory):
+        found = []
         for episode in episodes:
-            answers = predict(
-                learner,
-                params,
-                episode,
-                emo=emo,
-                steps=steps,
-                every_step=every_step,
-                batched=batched,
-                workers=workers,
-            )
-            parts.append(_score(learner, episode, answers))
+            given = predict(learner, params, episode, memory=memory, **how)
+            found.append((_score(episode, given), given.recall))
+    return found
+
+
+@contextmanager
+def _reading(memory: TaskMemory | None) -> Iterator[None]:
+    """Put a memory into eval mode for the time being."""
+    training = memory is not None and memory.training
+    if memory is not None:
+        memory.eval()
+    try:
+        yield
     finally:
-        if emo is not None:
-            emo.train(training)
-    accuracies = [part.accuracy for part in parts if part.accuracy is not None]
-    return Scores(
-        loss=torch.cat([part.loss for part in parts]),
-        accuracy=torch.cat(accuracies) if accuracies else None,
-        domain=torch.cat([part.domain for part in parts]),
-        episode=torch.cat([part.episode for part in parts]),
-    )
+        if memory is not None:
+            memory.train(training)
 
 
-def evaluate_trust(
+def judge_slots(
     learner: Learner,
     params: Params,
     episodes: Sequence[Episode],
     *,
-    emo: EMO,
+    memory: TaskMemory,
     batched: bool | None = None,
     workers: int = 1,
 ) -> Scores:
-    """Judge the slots of a memory by tasks of other classes than those of training (`torchemo.memory.trust`).
+    """Judge the slots of a memory by tasks of new classes (`torchemo.memory.selective.SkipUnhelpful`).
 
     Args:
         learner: The learner.
         params: Its meta-parameters.
         episodes: Batches of validation tasks.
-        emo: The memory optimizer; its judgement of its slots is the one thing that changes.
-        batched: Run each batch of tasks in one call; None: see `torchemo.training.step.runs_together`.
+        memory: The memory; which of its slots failed is the one thing that changes.
+        batched: Run each batch of tasks in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
 
     Returns:
         Scores after the last step, of every task with or without its recall, as it will be evaluated.
     """
-    if emo.trust is None:
-        raise ConfigError("this EMO trusts all of its slots.", hint="Pass trust=Trust(...).")
-    emo.trust.doubted.zero_()
-    given, alone = (
-        evaluate(
-            learner,
-            params,
-            episodes,
-            emo=memory,
-            every_step=False,
-            batched=batched,
-            workers=workers,
+    rule = memory.skip_unhelpful
+    if rule is None:
+        raise ConfigError(
+            "this memory uses all of its slots.", hint="Pass skip_unhelpful=SkipUnhelpful(...)."
         )
-        for memory in (emo, None)
-    )
-    training = emo.training
-    emo.eval()
-    try:
-        recalls = [look_up(learner, params, episode, emo=emo) for episode in episodes]
-    finally:
-        emo.train(training)
-    if not recalls[0].m:  # nothing is remembered yet
+    rule.failed.zero_()
+    how = {"every_step": False, "batched": batched, "workers": workers}
+    found = _scored(learner, params, episodes, memory, **how)
+    given, recalls = join([scores for scores, _ in found]), [r for _, r in found if r is not None]
+    if not recalls or not recalls[0].m:  # nothing is remembered yet
         return given
-    slots = torch.cat([recall.slots for recall in recalls])
-    weights = torch.cat([recall.weights for recall in recalls])
-    emo.trust.judge(slots, weights, _points(given) - _points(alone))
-    active = emo.trust(slots, weights)[:, None]
-    right = given.accuracy
+    alone = evaluate(learner, params, episodes, every_step=False, batched=batched, workers=workers)
+    recall = join(recalls)
+    rule.judge(recall.slots, recall.weights, _points(given) - _points(alone))
+    return _chosen(rule.allows(recall), given, alone)
+
+
+def _chosen(active: Bool[Tensor, " task"], given: Scores, alone: Scores) -> Scores:
+    """Take the scores with recall where it is used, those without elsewhere."""
+    column, right = active[:, None], given.accuracy
     if right is not None and alone.accuracy is not None:
-        right = torch.where(active, right, alone.accuracy)
-    return given._replace(loss=torch.where(active, given.loss, alone.loss), accuracy=right)
+        right = torch.where(column, right, alone.accuracy)
+    loss = torch.where(column, given.loss, alone.loss)
+    used = active if given.recalled is None else active & given.recalled
+    return given._replace(loss=loss, accuracy=right, recalled=used)
 
 
 def _points(scores: Scores) -> Float[Tensor, " task"]:
@@ -150,16 +166,16 @@ def batches(
     return (sample(start, min(size, tasks - start)) for start in range(0, tasks, size))
 
 
-def _score(learner: Learner, episode: Episode, answers: list[Tensor]) -> Scores:
-    y = episode.query.y
-    tasks = y.shape[0]
+def _score(episode: Episode, given: Prediction) -> Scores:
+    y, answers = episode.query.y, given.outputs
     right = None
     if not y.is_floating_point():
         right = torch.stack([accuracy(out, y) for out in answers], 1)
-    unknown = torch.full((tasks,), -1)
+    unknown = torch.full((y.shape[0],), -1)
     return Scores(
-        loss=torch.stack([learner.loop.loss(out, y) for out in answers], 1),
+        loss=torch.stack([task_loss(out, y) for out in answers], 1),
         accuracy=right,
         domain=unknown if episode.domain is None else episode.domain,
         episode=unknown if episode.index is None else episode.index,
+        recalled=None if given.recall is None else given.recall.active,
     )

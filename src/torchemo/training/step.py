@@ -1,9 +1,23 @@
-"""One outer step of meta-training (Algorithm 1), and the adaptation of meta-test (Algorithm 2).
+"""One outer step of meta-training (Algorithm 1 without its writes).
 
 Gradients are cut once. A task's leaves are its start theta_b, its rates, its recall weights and the
-aggregator's parameters; each task returns its rows for them. The rows are reduced in task order and
+aggregator's parameters; each task returns its gradients for them. These are reduced in task order and
 carried back once more into what all tasks share: the initialisation, the rates, the key network, the
 slot keys. So the result does not depend on how the tasks are spread over calls.
+
+Example:
+    >>> from torchemo.core.losses import task_loss
+    >>> from torchemo.core.rng import generator_for
+    >>> from torchemo.core.types import Batch
+    >>> from torchemo.learners.gradient.loop import InnerLoop
+    >>> from torchemo.learners.gradient.maml import MAML
+    >>> from torchemo.models import MLP
+    >>> x = torch.rand(2, 10, 1)  # two regression tasks of ten points
+    >>> episode = Episode(Batch(x, x.sin()), Batch(x, x.sin()))
+    >>> learner = MAML(InnerLoop(MLP(), loss=task_loss))
+    >>> step = outer_step(learner, learner.init(generator_for(0)), episode)
+    >>> step.rows["head.bias"].shape, step.gradients["head.bias"].shape
+    (torch.Size([2, 1]), torch.Size([1]))
 """
 
 from typing import NamedTuple
@@ -13,18 +27,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.checks import check_episode
+from torchemo.core.task_axis import take
 from torchemo.core.tree import detach, expand, leaves, select, tree_map
 from torchemo.core.types import Episode, Params, Recall, Start
 from torchemo.core.workers import run_tasks
-from torchemo.learners.learner import STATE, Learner, network_names
-from torchemo.memory.emo import EMO
-from torchemo.memory.recall import slice_recall
+from torchemo.learners.learner import STATE, Learner, network_names, start_of
+from torchemo.memory.interface import TaskMemory
 from torchemo.models.norm import update_running
-from torchemo.training.heads import answer_heads, separable, solve_heads
-from torchemo.training.solve import Solved, merge, solve, start_of, tasks_of
-
-TOGETHER = 100_000
-"""Networks on vectors with fewer parameters are bound by the interpreter, not by arithmetic."""
+from torchemo.training.heads import head_learner, solve_heads
+from torchemo.training.predict import begin_at, gated, groups_of, head_outputs, recalled
+from torchemo.training.solve import Held, Solved, merge, solve
 
 
 class OuterStep(NamedTuple):
@@ -34,10 +46,12 @@ class OuterStep(NamedTuple):
         losses: Outer losses of the B tasks, with what the learner adds to them.
         support_losses: Support losses before each inner step.
         gradients: Gradient of the mean outer loss in all meta-parameters.
-        emo_gradients: The same in EMO's parameters, by name; those it does not reach are left out.
-        rows: The tasks' rows of the outer gradient, in the tensors they start from, ``{name: [B, *shape]}``.
-        recall: What was recalled, for `EMO.remember`.
-        values: What to remember, for `EMO.remember`.
+        memory_gradients: The same in the memory's parameters, by name; those it does not reach are left out.
+        rows: Per-task outer gradients in the tensors the tasks start from, ``{name: [B, *shape]}``.
+        recall: What was recalled, for `TaskMemory.remember`.
+        values: What to remember, for `TaskMemory.remember`.
+        slot_key_gradient: Gradient in the keys of the filled slots, for `TaskMemory.remember`; None if
+            they do not learn.
         buffers: Running normalisation statistics after this step, where the network keeps them.
         about: What the learner found out about the tasks.
     """
@@ -45,12 +59,38 @@ class OuterStep(NamedTuple):
     losses: Float[Tensor, " task"]
     support_losses: Float[Tensor, "task step"]
     gradients: Params
-    emo_gradients: Params
+    memory_gradients: Params
     rows: Params
     recall: Recall | None
     values: Params
+    slot_key_gradient: Tensor | None
     buffers: Params
     about: Params
+
+
+class _Opened(NamedTuple):
+    """B tasks before the cut, on the graph of what they share.
+
+    Attributes:
+        base: The network's tensors, a copy per task: the leaves of the per-task gradients.
+        own: The learner's own parameters, as leaves.
+        start: Where the tasks begin.
+        held: The memory with what it recalled for them.
+        offset: What the memory adds to their starts.
+    """
+
+    base: Params
+    own: Params
+    start: Start
+    held: Held | None
+    offset: Params
+
+
+class _Shared(NamedTuple):
+    """Gradients in what the tasks share of a memory."""
+
+    parameters: Params
+    slot_keys: Tensor | None = None
 
 
 def outer_step(
@@ -58,210 +98,124 @@ def outer_step(
     params: Params,
     episode: Episode,
     *,
-    emo: EMO | None = None,
+    memory: TaskMemory | None = None,
     batched: bool | None = False,
     workers: int = 1,
 ) -> OuterStep:
-    """Adapt B tasks and return the outer gradient and what to remember (Algorithm 1 without its writes).
+    """Adapt B tasks and return the outer gradient and what to remember.
 
     Args:
         learner: The learner.
         params: Its meta-parameters.
         episode: B tasks.
-        emo: The memory optimizer; None is the base learner.
-        batched: Run the whole task axis in one call instead of task by task; None: see `runs_together`.
+        memory: The memory; None is the base learner.
+        batched: Run the whole task axis in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks when they run one by one; the result is bitwise the same.
     """
-    tasks = episode.support.x.shape[0]
-    theta, extras, state = _split(params)
-    check_episode(episode, n_way=_outputs(learner, theta))
-    base, own = leaves(expand(detach(theta), tasks)), tree_map(_leaf, extras)
-    start = learner.start({**detach(theta), **own, **state}, episode.support, base=base)
-    recall = None if emo is None else _recall(emo, theta, episode, start)
-    shift = {} if emo is None or recall is None else emo.shift(recall)
-    begin = _begin(start, shift)
-
-    def work(group: slice) -> Solved:
-        part = None if recall is None else slice_recall(recall, group)
-        return solve(
-            learner, start_of(begin, group), tasks_of(episode, group), emo=emo, recall=part
-        )
-
-    groups = _groups(params, episode, batched)
-    if len(groups) > 1 and separable(learner, emo, recall):
-        solved = solve_heads(learner, begin, episode, emo=emo, recall=recall, workers=workers)
-    else:
-        solved = merge(run_tasks(work, groups, workers=workers))
-    fixed = learner.loop.model.buffers
-    shares, own_gradients = _through_start(start, shift, solved, base, own)
-    gradients = {n: share.mean(0) for n, share in shares.items() if n not in fixed}
-    gradients.update(tree_map(lambda g: g / tasks, own_gradients))
+    opened = _open(learner, params, episode, memory)
+    start, held = opened.start, opened.held
+    begin = begin_at(start, opened.offset)
+    groups = groups_of(params, episode, batched)
+    solved = _solve_all(learner, begin, episode, held, groups=groups, workers=workers)
+    gradients = _through_start(learner, opened, solved)
     rows = select(solved.theta, network_names(solved.theta))
-    emo_gradients: Params = {}
-    values = solved.values
-    if emo is not None and recall is not None:
-        emo_gradients = _through_recall(emo, recall, begin.theta, rows, solved)
-        if emo.policy.content == "meta":
-            # Offsets are added before the gates, gradients joined with those of the gated tensors.
-            values = emo.value(rows=_times(rows, start.gates) if emo.consolidates else rows)
-    buffers = select(theta, fixed)
-    for step, statistics in sorted(solved.statistics.items()):
-        buffers = update_running(buffers, statistics, step=step)
-    added = 0 if start.auxiliary is None else start.auxiliary.detach()
+    shared = _Shared({}) if held is None else _through_recall(held, begin.theta, rows, solved)
     return OuterStep(
-        losses=solved.losses + added,
+        losses=solved.losses + (0 if start.auxiliary is None else start.auxiliary.detach()),
         support_losses=solved.support_losses,
         gradients=gradients,
-        emo_gradients=emo_gradients,
+        memory_gradients=shared.parameters,
         rows=rows,
-        recall=recall,
-        values=values,
-        buffers=buffers,
+        recall=None if held is None else held.recall,
+        values=_values(held, solved, rows, start),
+        slot_key_gradient=shared.slot_keys,
+        buffers=_buffers(select(params, learner.model.buffers), solved),
         about=start.about or {},
     )
 
 
-def runs_together(params: Params, episode: Episode) -> bool:
-    """Choose how tasks are run where nobody else does: all in one call, or one by one.
-
-    One call serves devices other than the CPU, and small networks on vectors. Pictures on a CPU go one by
-    one, to task workers and the compiled block. The choice does not depend on the number of workers, so
-    neither do the results.
-
-    Args:
-        params: The meta-parameters.
-        episode: The tasks.
-    """
-    x = episode.support.x
-    # What looks at a task before it starts (gates, embeddings) runs once and for all tasks anyway.
-    own = network_names(params) or list(params)
-    small = x.ndim == 3 and sum(params[n].numel() for n in own) < TOGETHER
-    return x.device.type != "cpu" or small
+def _open(learner: Learner, params: Params, episode: Episode, memory: TaskMemory | None) -> _Opened:
+    """Check the tasks, let the learner choose their starts, and recall what is remembered."""
+    theta, extras, state = _split(params)
+    check_episode(episode, n_way=head_outputs(learner, theta))
+    base = leaves(expand(detach(theta), episode.support.x.shape[0]))
+    own = tree_map(_leaf, extras)
+    start = start_of(learner, {**detach(theta), **own, **state}, episode.support, base=base)
+    held = None if memory is None else recalled(memory, theta, episode, start)
+    return _Opened(base, own, start, held, {} if held is None else held.memory.offset(held.recall))
 
 
-def predict(
+def _solve_all(
     learner: Learner,
-    params: Params,
+    begin: Start,
     episode: Episode,
+    held: Held | None,
     *,
-    emo: EMO | None = None,
-    steps: int | None = None,
-    every_step: bool = True,
-    batched: bool | None = False,
-    workers: int = 1,
-) -> list[Tensor]:
-    """Adapt on the support sets and answer the queries after every step (Algorithm 2).
+    groups: list[slice],
+    workers: int,
+) -> Solved:
+    """Solve all tasks, with the heads of several in one call where nothing else is adapted."""
+    headed = head_learner(learner, held) if len(groups) > 1 else None
+    if headed is not None:
+        return solve_heads(learner, headed, begin, episode, held=held, workers=workers)
 
-    The memory is only read; put ``emo`` into eval mode first. No graph is kept.
+    def work(group: slice) -> Solved:
+        own, part, memory = take((begin, episode, held), group)
+        return solve(learner, own, part, held=memory)
 
-    Returns:
-        Outputs ``[B, n_query, n_out]`` after 0, 1, ..., ``steps`` inner steps; after the last alone unless
-        ``every_step``.
-    """
-    tasks = episode.support.x.shape[0]
-    steps = learner.loop.steps if steps is None else steps
-    shown = range(steps + 1) if every_step else range(steps, steps + 1)
-    with torch.no_grad():
-        theta = select(params, network_names(params))
-        check_episode(episode, n_way=_outputs(learner, theta))
-        start = learner.start(params, episode.support, base=expand(theta, tasks))
-        recall = None if emo is None else _recall(emo, theta, episode, start)
-        begin = _begin(start, {} if emo is None or recall is None else emo.shift(recall))
-        groups = _groups(params, episode, batched)
-        if len(groups) > 1 and separable(learner, emo, recall):
-            return answer_heads(
-                learner, begin, episode, emo=emo, recall=recall, shown=shown, workers=workers
-            )
-
-        def answer(group: slice) -> list[Tensor]:
-            bound = None
-            if emo is not None and recall is not None:
-                bound = emo.bind(slice_recall(recall, group))
-            part = tasks_of(episode, group)
-            own = start_of(begin, group)
-            adapted = learner.adapt(own, part.support, bound=bound, steps=steps, order=0)
-            return learner.loop.outputs(adapted, part.query.x, steps=shown)
-
-        answers = run_tasks(answer, groups, workers=workers)
-    return [torch.cat(step) for step in zip(*answers, strict=True)]
+    return merge(run_tasks(work, groups, workers=workers))
 
 
-def look_up(learner: Learner, params: Params, episode: Episode, *, emo: EMO) -> Recall:
-    """Recall what `predict` would for these tasks; nothing is adapted and no graph is kept."""
-    with torch.no_grad():
-        theta = select(params, network_names(params))
-        tasks = episode.support.x.shape[0]
-        start = learner.start(params, episode.support, base=expand(theta, tasks))
-        return _recall(emo, theta, episode, start)
+def _values(held: Held | None, solved: Solved, rows: Params, start: Start) -> Params:
+    if held is None or held.memory.wants != "outer":
+        return solved.values
+    # Offsets are added before the gates, gradients joined with those of the gated tensors.
+    before = gated(rows, start.gates) if held.memory.offsets_start else rows
+    return held.memory.value(rows=before)
 
 
-def _recall(emo: EMO, theta: Params, episode: Episode, start: Start) -> Recall:
-    about = start.about or {}
-    # A memory without a key network of its own takes the learner's description of the task.
-    own = about.get("key") if emo.encoder is None else None
-    keys = emo.encode(episode.support, detach(theta)) if own is None else own
-    return emo.recall(
-        keys,
-        support=episode.support,
-        params=detach(theta),
-        domain=episode.domain,
-        index=episode.index,
-        group=about.get("group"),
-    )
+def _buffers(buffers: Params, solved: Solved) -> Params:
+    for step, statistics in sorted(solved.statistics.items()):
+        buffers = update_running(buffers, statistics, step=step)
+    return buffers
 
 
-def _begin(start: Start, shift: Params) -> Start:
-    """Cut the tasks' starts from what made them, and add what the memory adds."""
-    theta = detach(start.theta)
-    for name, moved in _times(shift, start.gates).items():
-        theta[name] = theta[name] + moved
-    return Start(theta, None if start.rates is None else detach(start.rates))
-
-
-def _times(tensors: Params, gates: Params | None) -> Params:
-    """Multiply by the learner's gates, where it has any."""
-    factors = {} if gates is None else detach(gates)
-    return {n: t * factors[n] if n in factors else t for n, t in tensors.items()}
-
-
-def _through_start(
-    start: Start, shift: Params, solved: Solved, base: Params, extras: Params
-) -> tuple[Params, Params]:
-    """Carry the rows at the starts back to ``theta`` per task and to the learner's other parameters."""
+def _through_start(learner: Learner, opened: _Opened, solved: Solved) -> Params:
+    """Carry per-task gradients from the starts back to all meta-parameters, and average them."""
+    base, own, start, offset = opened.base, opened.own, opened.start, opened.offset
     ends = [(start.theta[n], row) for n, row in solved.theta.items()]
     ends += [((start.rates or {})[n], row) for n, row in solved.rates.items()]
     # Gates multiply what the memory adds as well as theta.
-    gated = (start.gates or {}).items()
-    ends += [(g, solved.theta[n] * shift[n].detach()) for n, g in gated if n in shift]
+    gates = (start.gates or {}).items()
+    ends += [(g, solved.theta[n] * offset[n].detach()) for n, g in gates if n in offset]
     if start.auxiliary is not None:
         ends.append((start.auxiliary, torch.ones_like(start.auxiliary)))
     ends = [(end, row) for end, row in ends if end.requires_grad]
-    inputs = [*base.values(), *extras.values()]
+    inputs = [*base.values(), *own.values()]
     found = torch.autograd.grad(
         [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
     )
     full = [
         torch.zeros_like(leaf) if g is None else g for leaf, g in zip(inputs, found, strict=True)
     ]
-    rows = dict(zip(base, full[: len(base)], strict=True))
-    return rows, dict(zip(extras, full[len(base) :], strict=True))
+    rows, fixed = dict(zip(base, full[: len(base)], strict=True)), learner.model.buffers
+    shared = dict(zip(own, full[len(base) :], strict=True))
+    mean = {n: row.mean(0) for n, row in rows.items() if n not in fixed}
+    return {**mean, **tree_map(lambda g: g / len(solved.losses), shared)}
 
 
-def _through_recall(
-    emo: EMO, recall: Recall, theta: Params, rows: Params, solved: Solved
-) -> Params:
-    """Carry the rows at recall weights and offsets back to the key network and the slot keys."""
+def _through_recall(held: Held, theta: Params, rows: Params, solved: Solved) -> _Shared:
+    """Carry gradients at recall weights and offsets back to the key network and the slot keys."""
+    memory, recall = held
     tasks = recall.keys.shape[0]
-    gradients: Params = {}
-    trained = [n for n, p in emo.aggregator.named_parameters() if p.requires_grad]
-    for name, gradient in zip(trained, solved.aggregator, strict=True):
-        gradients[f"aggregator.{name}"] = gradient / tasks
+    inner = zip(memory.inner_parameters(), solved.inner, strict=True)
+    gradients = {name: gradient / tasks for name, gradient in inner}
     ends = [(theta[n], row / tasks) for n, row in rows.items() if theta[n].requires_grad]
     if solved.weights is not None:
         ends.append((recall.weights, solved.weights / tasks))
     if not ends:
-        return gradients
-    named = {n: p for n, p in emo.named_parameters() if p.requires_grad and n not in gradients}
+        return _Shared(gradients)
+    named = {n: p for n, p in memory.named_parameters() if p.requires_grad and n not in gradients}
     inputs: list[Tensor] = list(named.values())
     if recall.slot_keys is not None:
         inputs.append(recall.slot_keys)
@@ -269,22 +223,7 @@ def _through_recall(
         [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
     )
     gradients.update({n: g for n, g in zip(named, found, strict=False) if g is not None})
-    if recall.slot_keys is not None:
-        recall.slot_keys.grad = found[-1]
-    return gradients
-
-
-def _groups(params: Params, episode: Episode, batched: bool | None) -> list[slice]:
-    """Cut the task axis into what goes through the network at once."""
-    tasks = episode.support.x.shape[0]
-    together = runs_together(params, episode) if batched is None else batched
-    return [slice(0, tasks)] if together else [slice(b, b + 1) for b in range(tasks)]
-
-
-def _outputs(learner: Learner, theta: Params) -> int | None:
-    """Return how many outputs the head has, if it is among the meta-parameters."""
-    head = learner.loop.model.head
-    return theta[head[0]].shape[0] if head and head[0] in theta else None
+    return _Shared(gradients, None if recall.slot_keys is None else found[-1])
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 
 from tests.interop.learn2learn_stand_in import MAML as Wrapper
 from tests.interop.learn2learn_stand_in import maml_update
-from torchemo.lab.bench import peers
-from torchemo.lab.bench.step import CHECKED, agreement, our_step
-from torchemo.lab.bench.work import Work
+from torchemo.lab.bench.measures import peers
+from torchemo.lab.bench.measures.step import CHECKED, agreement, our_step
+from torchemo.lab.bench.measures.work import Work
 
 
 @pytest.mark.parametrize(

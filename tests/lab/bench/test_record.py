@@ -7,9 +7,9 @@ import torch
 
 from torchemo.core.errors import ConfigError, ResourceError
 from torchemo.lab.bench import record as records
-from torchemo.lab.bench.family import measure as methods
-from torchemo.lab.bench.growth import resident_mb
-from torchemo.lab.bench.limit import counted
+from torchemo.lab.bench.measures.family import measure as methods
+from torchemo.lab.bench.measures.growth import resident_mb
+from torchemo.lab.bench.measures.limit import counted
 from torchemo.lab.bench.plan import PLANS, Case
 from torchemo.lab.bench.process import MEASUREMENTS, in_fresh_process, measure_here
 from torchemo.lab.bench.tables import percent, ratio, seconds, tables
@@ -37,8 +37,8 @@ REQUESTS = {
     "mapped": {"slots": 200, "numbers": 10},
     "data": {"cases": [("regression:hsml4", 16, 4)], "batches": 1, "repeats": 1},
     "sampling": {"work": TINY, "repeats": 1},
-    "packing": {"size": 16, "packed": 8, "pictures": 80, "repeats": 1},
-    "mapped_pictures": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
+    "packing": {"size": 16, "packed": 8, "images": 80, "repeats": 1},
+    "mapped_images": {"size": 16, "megabytes": 4, "cache_mb": 1, "batches": 10},
     "limit": {"works": [TINY], "workers": [1], "repeats": 1},
     "growth": {"work": TINY, "steps": 10, "workers": 1},
     "training": {"preset": "maml", "size": 16, "workers": 1, "steps": 1, "repeats": 1},
@@ -59,10 +59,10 @@ def test_every_measurement_becomes_a_table(name):
 @pytest.mark.slow
 def test_a_memory_map_may_be_larger_than_what_stays_resident():
     request = {"size": 84, "megabytes": 256, "cache_mb": 64, "batches": 60}
-    found = in_fresh_process("mapped_pictures", request, keep=True)
+    found = in_fresh_process("mapped_images", request, keep=True)
     assert found["times_let_go"] > 0
     assert found["seen"][-1]["batch"] == 60
-    # A batch of 4 tasks holds 80 pictures of 3 x 84 x 84 numbers each; 60 of them were drawn.
+    # A batch of 4 tasks holds 80 images of 3 x 84 x 84 numbers each; 60 of them were drawn.
     batch_mb = 4 * 80 * 3 * 84 * 84 * 4 / 2**20
     own = [one["anonymous_mb"] for one in found["seen"]]
     assert max(own) - min(own) < 3 * batch_mb
@@ -81,12 +81,13 @@ def test_a_fresh_process_has_its_own_peak_memory():
 @pytest.mark.slow
 def test_methods_are_measured_beside_maml_with_what_they_hold():
     options = ["model.filters=2", "data.image_size=16", "data.n_query=1", "learner.steps=1"]
-    request = {"presets": ["maml", "arml", "maml-emo"], "options": options, "repeats": 1}
+    presets = ["maml", "arml", "maml-offsets-joint"]
+    request = {"presets": presets, "options": options, "repeats": 1}
     small, large = (methods(request | {"published": p})["rows"] for p in (False, True))
     assert small["maml"]["cost"]["median"] == 1.0
     assert small["maml"]["parameters"] < small["arml"]["parameters"] < large["arml"]["parameters"]
-    assert small["maml-emo"]["parameters"] == small["maml"]["parameters"]
-    assert small["maml-emo"]["memory_bytes"] > 0 == small["arml"]["memory_bytes"]
+    assert small["maml-offsets-joint"]["parameters"] == small["maml"]["parameters"]
+    assert small["maml-offsets-joint"]["memory_bytes"] > 0 == small["arml"]["memory_bytes"]
 
 
 def test_a_measurement_that_fails_says_why():

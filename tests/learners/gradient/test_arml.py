@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.learners.gradient.problems import (
+    IMAGES,
     LINE,
-    PICTURES,
+    learner_part,
     make_episode,
     make_params,
     point_episode,
@@ -15,18 +16,19 @@ from tests.learners.gradient.problems import (
     with_maml,
 )
 from torchemo.config.presets import preset
-from torchemo.config.run import LearnerConfig
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
+from torchemo.core.prototypes import class_means
 from torchemo.core.types import Batch, Episode, TaskShape
-from torchemo.learners import ARML, HSML, TaskGated
 from torchemo.learners.build import build_learner
-from torchemo.learners.gradient.arml import relations
+from torchemo.learners.gradient.arml import ARML, relations
+from torchemo.learners.gradient.hsml import HSML
 from torchemo.learners.gradient.parts import ImageEmbedding, PointEmbedding, soft_assignment
-from torchemo.learners.gradient.task_gated import GATE, TASK
+from torchemo.learners.gradient.parts.task_gated import GATE, TASK, TaskGated
 from torchemo.learners.learner import scoped
-from torchemo.memory.keys.encoder import class_means
 from torchemo.models import MLP, Conv4
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 READERS = ("arml", "hsml")
 SMALL = {"task_dim": 3, "vertices": 2, "tree": (3, 2)}
@@ -85,9 +87,9 @@ def test_the_outer_loss_reaches_every_parameter(name):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_workers_and_pictures_change_no_bit(name):
+def test_workers_change_no_bit_on_images(name):
     learner = build_learner(
-        LearnerConfig(name=name, steps=2, task_dim=8), Conv4(3, image_size=16, filters=4), PICTURES
+        Part(name, {"steps": 2, "task_dim": 8}), Conv4(3, image_size=16, filters=4), IMAGES
     )
     params = learner.init(torch.Generator().manual_seed(0))
     g, y = torch.Generator().manual_seed(1), torch.arange(3).repeat(3, 2)
@@ -225,7 +227,7 @@ EVERY_READER = {
     "hsml, mean": HSML(CLASSES, 3, code=4, autoencoder="mean"),
     "hsml, distance": HSML(CLASSES, 3, code=4, gate="distance"),
     "hsml, points": HSML(NUMBERS, None, code=4, width=2.0),
-    "arml, pictures": ARML(ImageEmbedding(3, 16, 16, dim=3), 3, vertices=2),
+    "arml, images": ARML(ImageEmbedding(3, 16, 16, dim=3), 3, vertices=2),
 }
 
 
@@ -234,7 +236,7 @@ def test_descriptions_and_losses_have_the_right_gradients(name):
     reader = EVERY_READER[name]
     params = {n: t.double() for n, t in reader.init(torch.Generator().manual_seed(0)).items()}
     g = torch.Generator().manual_seed(1)
-    shape = (16, 16) if name.endswith("pictures") else ()
+    shape = (16, 16) if name.endswith("images") else ()
     x = torch.rand(2, 6, *((3, *shape) if shape else (2,)), generator=g, dtype=torch.float64)
     y = torch.arange(3).repeat(2, 2) if reader.n_way else torch.rand(2, 6, 1, generator=g).double()
 
@@ -249,8 +251,9 @@ def test_descriptions_and_losses_have_the_right_gradients(name):
 def test_the_published_weight_is_converted_to_a_mean_loss_over_these_queries(name):
     def weight(n_shot, n_query):
         shape = TaskShape("classification", (2,), 5, n_shot=n_shot, n_query=n_query)
-        config = LearnerConfig(name=name, **SMALL)
-        return build_learner(config, MLP(5, n_in=2, hidden=(4,)), shape).aux_weight
+        return build_learner(
+            learner_part(name, **SMALL), MLP(5, n_in=2, hidden=(4,)), shape
+        ).aux_weight
 
     assert weight(1, 15) == pytest.approx(0.01 / 75)
     assert weight(5, 15) == pytest.approx(0.01 * 5 / 75)
@@ -273,7 +276,7 @@ def test_descriptions_of_points_and_answers_before_any_step_use_the_gates():
     params, episode = make_params(learner), point_episode()
     theta = {n: p[None].expand(3, *p.shape) for n, p in params.items() if "/" not in n}
     start = learner.start(params, episode.support, base=theta)
-    out = predict(learner, params, episode)[0]
+    out = predict(learner, params, episode).outputs[0]
     torch.testing.assert_close(out, LINE(start.theta, episode.query.x), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(start.about["key"].norm(dim=1), torch.ones(3).double())
     assert not start.about["key"].requires_grad

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.laws.cases import make_emo
+from tests.laws.cases import make_memory
 from tests.learners.gradient.problems import (
     make_episode,
     make_params,
@@ -17,10 +17,13 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Start
-from torchemo.learners import BMG, MAML, InnerLoop
-from torchemo.learners.gradient.inner import Adapted
+from torchemo.learners.gradient.bmg import BMG, TARGET
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
+from torchemo.learners.learner import Fitted, outer_rows, within
 from torchemo.models import MLP
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
 BASES = ("maml", "anil", "boil", "meta-sgd", "maml++", "proto-maml", "arml", "hsml")
 SMALL = {"task_dim": 3, "vertices": 2, "tree": (2, 2), "multi_step_loss": False}
@@ -38,11 +41,11 @@ def test_matching_parameters_one_step_ahead_is_zeta_times_the_meta_gradient(base
         torch.testing.assert_close(ours[name], 0.3 * theirs[name], rtol=1e-11, atol=1e-15)
 
 
-def adapted_pair(learner, params, episode):
+def fitted_pair(learner, params, episode):
     tasks = len(episode.support.x)
     theta = {n: t.clone().requires_grad_() for n, t in expand(params, tasks).items()}
     start = Start(theta)
-    return start, learner.adapt(start, episode.support)
+    return start, learner.fit(start, episode.support)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
@@ -51,13 +54,13 @@ def test_the_target_is_where_more_support_steps_and_one_query_step_lead(ahead):
     params, maml, _ = with_maml(learner)
     episode = make_episode()
     tasks = len(episode.support.x)
-    further = maml.adapt(Start(expand(params, tasks)), episode.support, steps=2 + ahead - 1).theta
+    further = maml.fit(Start(expand(params, tasks)), episode.support, steps=2 + ahead - 1).state
     end = {n: t.detach().requires_grad_() for n, t in further.items()}
-    losses = cross_entropy(maml.loop.model(end, episode.query.x), episode.query.y)
+    losses = cross_entropy(maml.model(end, episode.query.x), episode.query.y)
     step = torch.autograd.grad(losses.sum(), list(end.values()))
-    _, adapted = adapted_pair(learner, params, episode)
+    _, fitted = fitted_pair(learner, params, episode)
     apart = sum(
-        (t.detach() - 0.2 * g - adapted.theta[n].detach()).square().flatten(1).sum(1)
+        (t.detach() - 0.2 * g - fitted.path[-1][n].detach()).square().flatten(1).sum(1)
         for (n, t), g in zip(end.items(), step, strict=True)
     )
     found = outer_step(learner, params, episode).losses
@@ -73,12 +76,12 @@ def test_the_gradient_is_that_of_the_distance_to_a_fixed_target(match, kind):
     learner = make("bmg", target_steps=3, match=match)
     params = make_params(learner)
     rows = outer_step(learner, params, episode).rows
-    start, adapted = adapted_pair(learner, params, episode)
-    target = learner._target(adapted, episode.query)
-    net = learner.loop.model
+    start, fitted = fitted_pair(learner, params, episode)
+    target = learner._target(fitted, episode.query)
+    net = learner.model
 
     def distance(theta):
-        moved = learner.adapt(Start(theta), episode.support).theta
+        moved = learner.fit(Start(theta), episode.support).path[-1]
         if match == "l2":
             return 0.5 * sum((moved[n] - target[n]).square().sum() for n in target)
         out, wanted = net(moved, episode.query.x), net({**moved, **target}, episode.query.x)
@@ -109,10 +112,8 @@ def test_the_loss_is_zero_where_the_target_answers_the_same():
 def test_answers_are_those_of_the_learner_underneath():
     learner, plain = vectors("bmg", base="anil"), vectors("anil")
     params, episode = make_params(plain), make_episode()
-    for a, b in zip(
-        predict(learner, params, episode), predict(plain, params, episode), strict=True
-    ):
-        assert torch.equal(a, b)
+    ours, theirs = (predict(one, params, episode).outputs for one in (learner, plain))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_the_target_follows_recalled_directions_and_counts_its_steps_on():
@@ -120,20 +121,22 @@ def test_the_target_follows_recalled_directions_and_counts_its_steps_on():
     params, episode = make_params(learner), make_episode()
     steps, rows = [], {}
     for use in ("all", "first"):
-        emo = make_emo("sum", learner, memory_steps=use)
-        combine = emo.combine
-        seen = []
-        emo.combine = lambda g, r, *, step, c=combine, s=seen: (s.append(step), c(g, r, step=step))[
-            1
-        ]
-        found = outer_step(learner, params, episode, emo=emo, batched=True)
+        memory = make_memory("sum", learner, memory_steps=use)
+        combine, seen = memory.combine, []
+
+        def counted(grads, recall, *, step, combine=combine, seen=seen):
+            seen.append(step)
+            return combine(grads, recall, step=step)
+
+        memory.combine = counted
+        found = outer_step(learner, params, episode, memory=memory, batched=True)
         steps.append(seen)
         rows[use] = found.losses
     assert steps == [[0, 1, 2, 3], [0, 1, 2, 3]]  # two inner steps, two towards the target
     assert not torch.allclose(rows["all"], rows["first"])
 
 
-def test_annealing_underneath_goes_on():
+def test_annealing_underneath_continues():
     learner = vectors("bmg", base="maml++", first_order_epochs=1)
     assert not learner.scheduled(0).traits.second_order
     assert learner.scheduled(10_000).traits.second_order
@@ -147,9 +150,9 @@ def test_divergence_is_from_the_target_to_the_answers_by_hand():
     zero = torch.zeros(1, 2, 1)
     here, target = ({"head.weight": zero, "head.bias": b} for b in bias.values())
     leaf = {n: t.clone().requires_grad_() for n, t in here.items()}
-    adapted = Adapted((leaf,), torch.zeros(1, 0), (), kept=target)
+    fitted = Fitted({**leaf, **within(TARGET, target)}, path=(leaf,))
     query = Batch(torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
-    losses, _ = still.outer(Start(leaf), adapted, query, leaves=list(leaf.values()))
+    losses, _ = outer_rows(still, Start(leaf), fitted, query, leaves=list(leaf.values()))
     p, q = (b[0].softmax(0) for b in (bias["target"], bias["here"]))
     assert float(losses[0]) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-5)
 

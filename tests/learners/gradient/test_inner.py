@@ -87,7 +87,7 @@ def test_sgd_on_a_quadratic_is_geometric_and_so_is_its_meta_gradient(steps):
     expected = c_s + (1 - alpha) ** steps * (theta - c_s)
     for order, factor in ((2, (1 - alpha) ** steps), (1, 1.0)):
         leaf, done = run(theta, c_s, rule=SGD(alpha), steps=steps, order=order)
-        end = done.theta["theta"]
+        end = done.state["theta"]
         assert end.item() == pytest.approx(expected, rel=1e-14)
         (meta,) = torch.autograd.grad(0.5 * (end - c_q).square().sum(), leaf)
         assert meta.item() == pytest.approx(factor * (expected - c_q), rel=1e-13)
@@ -98,14 +98,14 @@ def test_two_momentum_steps_have_their_closed_form():
     _, done = run(theta, c, rule=Momentum(alpha, mu=mu), steps=2)
     first = theta - alpha * (theta - c)
     second = theta - alpha * ((1 + mu) * (theta - c) + (first - c))
-    assert done.theta["theta"].item() == pytest.approx(second, rel=1e-14)
+    assert done.state["theta"].item() == pytest.approx(second, rel=1e-14)
 
 
 def test_meta_sgd_gradient_in_the_rate_is_minus_own_times_query_gradient():
     theta, c_s, c_q = 1.3, -0.4, 0.7
     rate = torch.tensor([[0.25]], dtype=torch.float64, requires_grad=True)
     _, done = run(theta, c_s, rule=SGD(99.0), steps=1, rates={"theta": rate})
-    end = done.theta["theta"]
+    end = done.state["theta"]
     (slope,) = torch.autograd.grad(0.5 * (end - c_q).square().sum(), rate)
     assert slope.item() == pytest.approx(-(theta - c_s) * (end.item() - c_q), rel=1e-14)
 
@@ -124,7 +124,7 @@ def test_emo_mean_and_sum_with_constant_recall_have_their_closed_forms(steps):
     for a, b, direction in rules.values():
         _, done = run(theta, c, rule=SGD(alpha), steps=steps, direction=direction)
         expected = c - b + (1 - a) ** steps * (theta - c + b)
-        assert done.theta["theta"].item() == pytest.approx(expected, rel=1e-13)
+        assert done.state["theta"].item() == pytest.approx(expected, rel=1e-13)
 
 
 def test_one_step_of_second_order_adam_equals_first_order():
@@ -132,7 +132,7 @@ def test_one_step_of_second_order_adam_equals_first_order():
     meta = []
     for order in (1, 2):
         leaf, done = run(1.3, -0.4, rule=Adam(0.1), steps=1, order=order)
-        (gradient,) = torch.autograd.grad((done.theta["theta"] - 0.7).square().sum(), leaf)
+        (gradient,) = torch.autograd.grad((done.state["theta"] - 0.7).square().sum(), leaf)
         meta.append(gradient.item())
     assert meta[0] == pytest.approx(meta[1], rel=1e-6)
 
@@ -140,10 +140,10 @@ def test_one_step_of_second_order_adam_equals_first_order():
 def test_order_zero_keeps_no_graph_and_gives_the_same_numbers():
     _, with_graph = run(1.3, -0.4, rule=Adam(0.1), steps=3, order=2)
     _, without = run(1.3, -0.4, rule=Adam(0.1), steps=3, order=0)
-    assert without.theta["theta"].grad_fn is None
-    assert torch.equal(with_graph.theta["theta"].detach(), without.theta["theta"])
+    assert without.state["theta"].grad_fn is None
+    assert torch.equal(with_graph.state["theta"].detach(), without.state["theta"])
     assert len(without.path) == 4
-    assert without.losses.shape == (1, 3)
+    assert without.support_losses.shape == (1, 3)
 
 
 def test_inner_gradients_are_partial_when_one_tensor_is_made_from_another():

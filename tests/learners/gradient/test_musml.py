@@ -15,12 +15,13 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Episode
-from torchemo.learners import MUSML, InnerLoop
-from torchemo.learners.gradient.musml import COLUMNS, COORDINATES
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.musml import COLUMNS, COORDINATES, MUSML
 from torchemo.models import Conv4
-from torchemo.training.step import outer_step, predict
+from torchemo.training.predict import predict
+from torchemo.training.step import outer_step
 
-NET = vectors("maml").loop.model
+NET = vectors("maml").model
 
 
 def mean_columns(params):
@@ -101,10 +102,10 @@ def test_one_column_learns_nothing_from_a_task_but_a_scale():
     loop = InnerLoop(NET, steps=2, rule=vectors("maml").loop.rule)
     learner = MUSML(loop, subspaces=1, dim=1)
     params, episode = make_params(learner), make_episode()
-    begun, *_, answers = predict(learner, params, episode)
+    begun, *_, answers = predict(learner, params, episode).outputs
     assert not torch.allclose(begun, answers)
     start = learner.start(params, episode.support, base={})
-    adapted = learner.adapt(start, episode.support, order=1).theta
+    adapted = learner.fit(start, episode.support).path[-1]
     for b, v in enumerate(adapted["coordinates"].flatten().tolist()):
         scaled = {n: v * t for n, t in of(params, 0, torch.ones(1).double()).items()}
         out = NET(expand(scaled, 1), episode.query.x[b : b + 1])
@@ -114,7 +115,7 @@ def test_one_column_learns_nothing_from_a_task_but_a_scale():
 def test_answers_come_from_the_subspace_with_the_smallest_support_loss():
     learner = MUSML(InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule), subspaces=3, dim=2)
     params, episode = make_params(learner), make_episode(tasks=4)
-    answers = predict(learner, params, episode)
+    answers = predict(learner, params, episode).outputs
     chosen = set()
     for b in range(4):
         support = Batch(*(t[b : b + 1] for t in episode.support))
@@ -133,7 +134,7 @@ def test_gradients_in_coordinates_are_the_networks_gradients_projected_on_the_co
     learner = MUSML(vectors("maml").loop, subspaces=2, dim=2)
     params, episode = make_params(learner), make_episode(tasks=1)
     start = learner.start(params, episode.support, base={})
-    g0 = learner.adapt(start, episode.support, order=1).gradients[0][COORDINATES]
+    g0 = learner.fit(start, episode.support).gradients[0][COORDINATES].detach()
     for k in range(2):
         w = {n: t.requires_grad_() for n, t in begun(params, k).items()}
         loss = cross_entropy(NET(w, episode.support.x), episode.support.y).sum()
@@ -150,18 +151,18 @@ def test_the_choice_hardens_from_the_first_temperature_to_the_last():
     assert learner.scheduled(1000).progress == 1
     cold = MUSML(learner.loop, subspaces=3, temperature=(1e-6, 1e-6))
     params, episode = make_params(cold), make_episode()
-    hard = cross_entropy(predict(cold, params, episode)[-1], episode.query.y)
+    hard = cross_entropy(predict(cold, params, episode).outputs[-1], episode.query.y)
     torch.testing.assert_close(outer_step(cold, params, episode).losses, hard, rtol=1e-9, atol=0)
 
 
 def test_on_points_a_task_does_not_see_the_others():
     learner, episode = points("musml"), point_episode()
     params = make_params(learner)
-    whole = predict(learner, params, episode, batched=True)[-1]
+    whole = predict(learner, params, episode, batched=True).outputs[-1]
     assert whole.shape == (3, 4, LINE.n_out)
     alone = Episode(*(Batch(b.x[:1], b.y[:1]) for b in (episode.support, episode.query)))
     torch.testing.assert_close(
-        predict(learner, params, alone)[-1], whole[:1], rtol=1e-12, atol=1e-14
+        predict(learner, params, alone).outputs[-1], whole[:1], rtol=1e-12, atol=1e-14
     )
 
 
@@ -185,7 +186,7 @@ def test_with_prototypes_a_network_answers_by_distance_in_its_own_features():
     learner, params = headless(subspaces=2, progress=1.0)
     episode = make_episode(tasks=3)
     found = outer_step(learner, params, episode).losses
-    answers = predict(learner, params, episode)[-1]
+    answers = predict(learner, params, episode).outputs[-1]
     for b in range(3):
         support = Batch(*(t[b : b + 1] for t in episode.support))
         query = Batch(*(t[b : b + 1] for t in episode.query))
@@ -213,7 +214,7 @@ def test_with_prototypes_the_order_of_classes_does_not_matter():
     episode = make_episode()
     order = torch.tensor([2, 0, 1])
     other = Episode(*(Batch(b.x, order[b.y]) for b in (episode.support, episode.query)))
-    before, after = (predict(learner, params, e)[-1] for e in (episode, other))
+    before, after = (predict(learner, params, e).outputs[-1] for e in (episode, other))
     torch.testing.assert_close(after[..., order], before, rtol=1e-12, atol=1e-13)
 
 

@@ -46,7 +46,7 @@ def same_pool(x):
 
 
 @pytest.mark.parametrize("side", [10, 11, 13])
-def test_pictures_are_embedded_layer_by_layer_as_published(side):
+def test_images_are_embedded_layer_by_layer_as_published(side):
     part = ImageEmbedding(3, side, side, dim=4, filters=12, hidden=6)
     p = doubled(part)
     x = 3 * randn(2, 5, 3, side, side)

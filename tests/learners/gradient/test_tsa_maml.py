@@ -6,20 +6,29 @@ import pytest
 import torch
 
 from tests.learners.gradient.problems import LINE, POINTS, point_episode
-from tests.runs.test_train import config, final_state, log, stop_after
-from torchemo.config.run import LearnerConfig, MemoryConfig, OuterConfig
+from tests.runs.small import config, final_state, log, stop_after
+from torchemo.config.registry import Part
+from torchemo.config.run import OuterConfig
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import mean_squared_error
 from torchemo.core.tree import select
 from torchemo.core.types import Batch
 from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
-from torchemo.learners import MAML, TSAMAML, InnerLoop
 from torchemo.learners.build import build_learner
-from torchemo.learners.gradient.tsa_maml import CENTRES, COLLECTED, COUNT, PENDING, SOLUTIONS
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
+from torchemo.learners.gradient.tsa_maml import (
+    CENTRES,
+    COLLECTED,
+    COUNT,
+    PENDING,
+    SOLUTIONS,
+    TSAMAML,
+)
 from torchemo.learners.learner import network_names
 from torchemo.models import Conv4
 from torchemo.runs.train import train_run
-from torchemo.training.step import predict
+from torchemo.training.predict import predict
 from torchemo.training.trainer import Trainer
 
 SPEC = RegressionSpec("arml6", n_shot=6, n_query=4)
@@ -31,8 +40,8 @@ def tasks(number, count=2):
 
 def trainer(**switches):
     chosen = {"groups": 2, "first_stage": 2, "cluster_tasks": 6, **switches}
-    config = LearnerConfig(name="tsa-maml", inner_lr=0.02, steps=2, **chosen)
-    return Trainer(build_learner(config, LINE, POINTS), config=OuterConfig(lr=1e-2))
+    part = Part("tsa-maml", {"inner_lr": 0.02, "steps": 2, **chosen})
+    return Trainer(build_learner(part, LINE, POINTS), config=OuterConfig(lr=1e-2))
 
 
 def train(made, steps, *, first=0):
@@ -74,7 +83,7 @@ def test_stage_one_is_maml_bit_for_bit():
     assert all(torch.equal(made.params[n], p) for n, p in maml.params.items())
 
 
-def test_one_group_goes_on_as_maml_from_the_mean_solution():
+def test_one_group_continues_as_maml_from_the_mean_solution():
     made = trainer(groups=1, cluster_tasks=4)
     train(made, 2)
     learner = made.learner
@@ -130,7 +139,7 @@ def test_a_task_starts_from_its_group_and_answers_from_there():
     assert torch.equal(start.about["group"], group)
     for b, m in enumerate(group.tolist()):
         assert all(torch.equal(start.theta[n][b], params[f"group/{m}/{n}"]) for n in names)
-    out = predict(learner, params, episode, batched=True)[0]
+    out = predict(learner, params, episode, batched=True).outputs[0]
     torch.testing.assert_close(out, LINE(start.theta, episode.query.x))
 
 
@@ -157,6 +166,20 @@ def test_a_group_steps_once_it_has_collected_a_whole_batch():
         assert torch.equal(value, torch.full_like(value, (2.0 * 2 + 2.0 * 2) / 3))
     assert any(n.startswith(PENDING + "group/0/") for n in second.state)
     assert not any(n.startswith(PENDING + "group/1/") for n in second.state)
+
+
+def test_a_restored_trainer_collects_without_writing_into_the_saved_state():
+    made = train(trainer(), 3)
+    saved = made.state_dict()
+    assert int(saved["params"][COLLECTED]) == 2
+    kept = saved["params"][SOLUTIONS].clone()
+    other = trainer()
+    other.load_state_dict(saved)
+    train(other, 1, first=3)
+    assert int(other.params[COLLECTED]) == 4
+    assert torch.equal(saved["params"][SOLUTIONS], kept)
+    train(made, 1, first=3)
+    assert torch.equal(made.params[SOLUTIONS], other.params[SOLUTIONS])
 
 
 def test_all_tensors_can_be_compared_instead_of_the_body():
@@ -193,11 +216,8 @@ def point_episode_float():
 def test_a_run_interrupted_in_every_stage_ends_bit_for_bit_like_a_whole_one(scope, tmp_path):
     chosen = config("tsa-maml")
     stages = {"groups": 2, "first_stage": 3, "cluster_tasks": 4}
-    chosen = replace(
-        chosen,
-        learner=replace(chosen.learner, **stages),
-        emo=replace(chosen.emo, memory=MemoryConfig(capacity=5, scope=scope)),
-    )
+    memory = chosen.memory.set(scope=scope)
+    chosen = replace(chosen, learner=chosen.learner.set(**stages), memory=memory)
     train_run(tmp_path / "whole", chosen)
     parts = tmp_path / "parts"
     # Stops: within stage 1, at its end, within the collection, after it, and within stage 2.

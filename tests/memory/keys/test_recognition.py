@@ -9,13 +9,14 @@ import torch
 from torchemo.core.errors import CheckpointError, ConfigError, DataError, ShapeError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Episode
-from torchemo.memory.keys.encoder import MeanKey, OwnConv, PairEmbedder, TransformerKey
+from torchemo.memory.keys.embedders import OwnConv, PairEmbedder
 from torchemo.memory.keys.recognition import (
     SelfRecognition,
     query_as_support,
     self_recognition_loss,
 )
 from torchemo.memory.keys.statistics import StatisticsKey, StatisticsNetwork
+from torchemo.memory.keys.transformer import MeanKey, TransformerKey
 
 X_DIM = 12
 
@@ -220,7 +221,7 @@ def test_sixty_steps_teach_keys_to_tell_two_domains_apart(seed):
     assert after > 0.95
 
 
-def test_pictures_are_trained_against_one_query_of_each_class():
+def test_images_are_trained_against_one_query_of_each_class():
     g = generator_for(0)
     conv = OwnConv(3, 16, generator=g, filters=4, dim=8)
     recognition = SelfRecognition(MeanKey(conv), n_way=2, older=4)
@@ -239,9 +240,9 @@ def test_pictures_are_trained_against_one_query_of_each_class():
     assert not any(torch.equal(before[n], key.state_dict()[n]) for n in weights)
 
 
-def test_slowing_down_multiplies_the_rate():
-    recognition = SelfRecognition(encoder(), lr=1e-3)
-    recognition.slow_down()
+def test_settling_multiplies_the_rate():
+    recognition = SelfRecognition(encoder(), lr=1e-3, every=1)
+    recognition.settle()
     assert recognition.lr == pytest.approx(2e-4)
     before = recognition.encoder.cls.detach().clone()
     recognition.step(episodes(0))
@@ -250,16 +251,25 @@ def test_slowing_down_multiplies_the_rate():
     assert float(moved) == pytest.approx(2e-4, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("every", "settled", "share"), [(1, 0.5, 0.5), (2, 0.2, 0.4), (4, 0.2, 0.8), (16, 0.2, 1.0)]
+)
+def test_pauses_count_as_settling_and_no_rate_is_raised(every, settled, share):
+    recognition = SelfRecognition(encoder(), lr=1e-3, every=every, settled=settled)
+    recognition.settle()
+    assert recognition.lr == pytest.approx(share * 1e-3)
+
+
 # --- resume ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stop):
-    straight = SelfRecognition(encoder(), older=8)
+    straight = SelfRecognition(encoder(), older=8, every=1, settled=0.5)
     resumed = SelfRecognition(encoder(seed=1), older=8)
     for step in range(5):
         if step == stop:
-            straight.slow_down(0.5)
+            straight.settle()
             weights, state = copy.deepcopy((straight.encoder.state_dict(), straight.state_dict()))
             resumed.encoder.load_state_dict(weights)
             resumed.load_state_dict(state)

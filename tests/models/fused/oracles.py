@@ -15,7 +15,7 @@ def plain_block(x, weight, *, bias, scale, shift, eps):
 
 
 def inputs(n, channels, filters, height, width, *, picture=False, seed=0, dtype=torch.float64):
-    """Random tensors of one block; pictures are positive and need no gradient."""
+    """Random tensors of one block; images are positive and need no gradient."""
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape):

@@ -9,7 +9,7 @@ from torchemo.models.fused import conv_block
 
 pytestmark = pytest.mark.skipif(not fused.status(bits=64).available, reason="no C compiler")
 
-# pictures, channels in, filters, height, width
+# images, channels in, filters, height, width
 MAPS = [
     (2, 8, 8, 6, 6),
     (3, 8, 16, 7, 9),

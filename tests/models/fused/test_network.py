@@ -9,8 +9,9 @@ from torchemo.core.losses import cross_entropy
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Episode
-from torchemo.learners import MAML, InnerLoop
 from torchemo.learners.gradient.inner import SGD
+from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.learners.gradient.maml import MAML
 from torchemo.models import Conv4, conv4, fused
 from torchemo.training.step import outer_step
 
@@ -18,14 +19,14 @@ compiled = pytest.mark.skipif(not fused.status(bits=64).available, reason="no C 
 
 
 def strokes(shape, generator):
-    """White pictures with a few black strokes: most pooling windows are ties, as in Omniglot."""
+    """White images with a few black strokes: most pooling windows are ties, as in Omniglot."""
     x = torch.ones(shape, dtype=torch.float64)
     side = shape[-1]
-    for picture in x.flatten(0, 1):
+    for image in x.flatten(0, 1):
         for _ in range(3):
             row, col = torch.randint(2, side - 2, (2,), generator=generator).tolist()
-            picture[:, row, 2 : side - 2] = 0
-            picture[:, 2 : side - 2, col] = 0
+            image[:, row, 2 : side - 2] = 0
+            image[:, 2 : side - 2, col] = 0
     return x
 
 

@@ -1,212 +1,180 @@
-"""Presets: ``<learner>``, ``<learner>-emo`` and ``<learner>-emo-paper``.
+"""Presets: ``<learner>``, ``<learner>-emo``, ``<learner>-emo-paper``, ``<learner>-offsets``.
 
-ARML and its family come in sizes for a CPU; ``<learner>-published`` has the published ones, for pictures
-of 84 x 84. ``-emo-paper`` is the literal reading with the paper's printed rates, for comparison with it.
-``-emo`` is the reading we use ourselves: the consolidating memory with keys from plain statistics of the
-support set that learn to recognise their own task. On regression slots and learner learn at once. On pictures
-the learner learns as without memory for the first half of the training, which is twice as long, and slots,
-each the offset of a whole network, for the second; those that are not shown to help on validation tasks keep
-silent, and on tasks unlike those of training all do, so that little is lost there (R7 in docs/results.md).
+A preset is the sum of three small TOML files beside this module: one of the learner, one of the memory and
+one of the kind of tasks. Later files win. A table ``[when.CONDITION]`` applies last and only where the
+condition holds: ``regression``, ``5-shot``, or the name of a learner. ``[inner]`` holds options of the inner
+loop: those of the learner, or of the learner underneath (BMG). ``<learner>-published`` has the published
+sizes, for images of 84 x 84.
+
+A learner of another distribution (entry point ``torchemo.learners``) has presets of its name without a file.
 """
 
 import difflib
-from dataclasses import replace
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import takewhile
+from typing import Any
 
-from torchemo.config.run import (
-    AggregatorConfig,
-    EMOConfig,
-    KeyConfig,
-    LearnerConfig,
-    MemoryConfig,
-    OuterConfig,
-    RetrievalConfig,
-    RunConfig,
-    TrainConfig,
-    ValueConfig,
-)
+from torchemo.config.run import RunConfig
+from torchemo.config.toml import from_dict, merged
 from torchemo.core.errors import ConfigError
 
-_BASE: dict[str, tuple[LearnerConfig, OuterConfig, TrainConfig]] = {
-    "maml": (LearnerConfig(), OuterConfig(), TrainConfig()),
-    "fomaml": (LearnerConfig(name="fomaml"), OuterConfig(), TrainConfig()),
-    "anil": (LearnerConfig(name="anil", inner_lr=0.1), OuterConfig(), TrainConfig(tasks=8)),
-    "boil": (LearnerConfig(name="boil"), OuterConfig(), TrainConfig()),
-    "meta-sgd": (LearnerConfig(name="meta-sgd", steps=3), OuterConfig(), TrainConfig()),
-    "reptile": (
-        # What it does not adapt it cannot learn: scales and shifts are adapted too.
-        LearnerConfig(
-            name="reptile", rule="adam", inner_lr=1e-3, steps=8, minibatch=10, adapt_bn=True
-        ),
-        OuterConfig(lr=1.0, optimizer="sgd", clip=None),
-        TrainConfig(tasks=5),
-    ),
-    "proto-maml": (LearnerConfig(name="proto-maml"), OuterConfig(), TrainConfig()),
-    "maml++": (LearnerConfig(name="maml++", inner_lr=0.01), OuterConfig(), TrainConfig(tasks=2)),
-    "arml": (LearnerConfig(name="arml", task_dim=32), OuterConfig(), TrainConfig()),
-    "hsml": (
-        LearnerConfig(name="hsml", task_dim=32, task_width=10.0),
-        OuterConfig(),
-        TrainConfig(),
-    ),
-    "tsa-maml": (LearnerConfig(name="tsa-maml", first_stage=500), OuterConfig(), TrainConfig()),
-    "musml": (LearnerConfig(name="musml"), OuterConfig(), TrainConfig()),
-    "bmg": (LearnerConfig(name="bmg"), OuterConfig(), TrainConfig()),
-}
-"""The base learners, rates on the mean loss: MAML to MAML++ with their published settings (but Reptile's
-outer rate, which fell linearly), ARML, HSML and TSA-MAML in sizes for a CPU; MUSML and BMG have no public
-settings, and these are ours."""
+_ROOT = files("torchemo.config.presets")
+MEMORIES = ("emo-paper", "emo", "offsets-joint", "offsets")
+"""Kinds of memory, longer names before those they begin or end with."""
+PUBLISHED = "published"
+NO_SECTIONS = ("when", "inner", "inner_loop", "memories", PUBLISHED)
+"""Keys of a file that are no sections of a configuration."""
+WRAPPERS = ("bmg",)
+"""Learners over another one, whose inner loop is that of their ``base``."""
 
-_PUBLISHED: dict[str, tuple[LearnerConfig, dict[int, int]]] = {
-    "arml": (LearnerConfig(name="arml"), {1: 50_000, 5: 40_000}),
-    "hsml": (LearnerConfig(name="hsml", task_width=10.0), {1: 60_000, 5: 50_000}),
-    "tsa-maml": (
-        LearnerConfig(name="tsa-maml", first_stage=100_000, cluster_tasks=10_000),
-        {1: 162_500, 5: 162_500},
-    ),
-}
-"""Full sizes and outer steps for 1 and 5 shots; those of MUSML and BMG are not public. TSA-MAML as for
-tieredImageNet, whose pictures have 84 x 84: 100 000 steps of MAML, 2 500 of four tasks each that are
-clustered, 60 000 of its groups; its outer rate falls to zero."""
 
-_OURS = EMOConfig(
-    memory=MemoryConfig(capacity=8, write="consolidate"),
-    key=KeyConfig(network="learned_statistics", training="self_recognition"),
-    retrieval=RetrievalConfig(k=None),
-    aggregator=AggregatorConfig(kind="sum"),
-    value=ValueConfig(content="meta"),
-)
-"""For regression, and for MUSML, which remembers coordinates: slots learn beside the learner."""
-_AFTERWARDS = replace(
-    _OURS,
-    memory=replace(_OURS.memory, afterwards=0.5, slot_lr=3e-4),
-    retrieval=replace(_OURS.retrieval, familiar=0.9, trust=0.0),
-)
-"""For pictures: slots begin where the learner has learned, with a third of the outer rate."""
-
-_PAPER = EMOConfig(
-    memory=MemoryConfig(capacity=100),
-    key=KeyConfig(embedder="shared", unit=False),
-    retrieval=RetrievalConfig(k=20, weights="uniform"),
-    aggregator=AggregatorConfig(kind="mean", max_neighbors=9),
-    value=ValueConfig(reduction="sum", memory_steps="all"),
-)
-
-_TRANSFORMER = AggregatorConfig(kind="coordinate", max_neighbors=9)
-_PAPER_CHOICES: dict[str, tuple[AggregatorConfig, MemoryConfig]] = {
-    "anil": (_TRANSFORMER, MemoryConfig(controller="lru")),
-    "meta-sgd": (_TRANSFORMER, MemoryConfig(controller="clock")),
-}
-"""Aggregator and controller the paper picks where they are not Mean and LRU."""
+def learners() -> list[str]:
+    """List the learners that have presets."""
+    own = sorted(place.name.removesuffix(".toml") for place in _toml(_ROOT / "learners"))
+    return [*own, *(n for n in sorted(_foreign()) if n not in own)]
 
 
 def names() -> list[str]:
     """List the presets."""
-    kinds = ("", "-emo", "-emo-paper")
-    sized = [f"{base}{kind}" for base in _BASE for kind in kinds]
-    return [*sized, *(f"{base}-published" for base in _PUBLISHED)]
+    found = []
+    for learner in learners():
+        given = _read("learners", learner)
+        found.append(learner)
+        found += [f"{learner}-{memory}" for memory in reversed(given.get("memories", MEMORIES))]
+        found += [f"{learner}-{PUBLISHED}"] if PUBLISHED in given else []
+    return found
 
 
 def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig:
     """Return a preset.
 
     Args:
-        name: ``maml``, ``maml-emo``, ``maml-emo-paper``, ``anil``, ...
+        name: ``maml``, ``maml-emo``, ``maml-emo-paper``, ``maml-offsets``, ``anil``, ...
         n_shot: K; the paper's memory and neighbours depend on it.
         regression: For regression tasks: an MLP, smaller rates, keys of pairs.
+
+    Example:
+        >>> preset("maml-emo").memory.name, preset("maml-offsets").memory.name
+        ('gradients', 'offsets')
     """
-    base = name.removesuffix("-emo-paper").removesuffix("-emo").removesuffix("-published")
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names())}."
+        hint = f"Did you mean '{near[0]}'?" if near else "List them with: torchemo presets"
         raise ConfigError(f"unknown preset '{name}'.", hint=hint)
-    learner, outer, train = _BASE[base]
-    config = replace(RunConfig(), learner=learner, outer=outer, train=train)
-    if name.endswith("-published"):
-        if regression:
-            raise ConfigError(f"preset '{name}' is for pictures.", hint=f"Use '{base}'.")
-        config = _published(config, base, n_shot)
-    if name.endswith("-emo") and (regression or base == "musml"):
-        config = replace(config, emo=_OURS)
-    elif name.endswith("-emo"):
-        # The learner has as many outer steps as without memory; and slots are judged by validation tasks.
-        twice = replace(train, iterations=2 * train.iterations, validation_tasks=600)
-        config = replace(config, emo=_AFTERWARDS, train=twice)
-    elif name.endswith("-emo-paper"):
-        config = _literal(config, base, n_shot)
-    if regression:
-        config = _for_regression(config)
-    return replace(config, data=replace(config.data, n_shot=n_shot))
+    if name.endswith(f"-{PUBLISHED}") and regression:
+        raise ConfigError(
+            f"preset '{name}' is for images.", hint=f"Use '{name.removesuffix('-' + PUBLISHED)}'."
+        )
+    learner, memory = parts_of(name)
+    layers = [_read("learners", learner)]
+    layers += [_read("memory", memory)] if memory else []
+    layers += [_read("tasks", "regression" if regression else "images")]
+    layers += [layers[0][PUBLISHED]] if name.endswith(f"-{PUBLISHED}") else []
+    holding = {
+        learner,
+        *(["regression"] if regression else []),
+        *(["5-shot"] if n_shot >= 5 else []),
+    }
+    place = None if not layers[0].get("inner_loop", True) else _inner_place(learner)
+    plain = _summed(layers, holding, inner=place)
+    plain = merged(plain, {"data": {"n_shot": n_shot}})
+    return from_dict(plain, RunConfig, where=f"preset '{name}'")
 
 
-def at_once(config: RunConfig) -> RunConfig:
-    """Return a run with the memory of our reading for pictures as it was before R7; others are left alone.
+def about(name: str) -> str:
+    """Describe a preset in a line: the first sentence of the comment on top of each of its files.
 
-    Slots of scales and shifts learn beside the learner, which a fifth of the training tasks adapt alone. It
-    shows its worth sooner, and gains less in the end.
+    Example:
+        >>> about("boil")
+        'BOIL adapts the body alone (Oh et al. 2021).'
     """
-    emo = config.emo
-    if emo.memory.afterwards is None:
-        return config
-    emo = replace(
-        emo,
-        memory=replace(emo.memory, afterwards=None, slot_lr=1e-3),
-        retrieval=replace(emo.retrieval, trust=None),
-        value=replace(emo.value, tensors="norm", recall_dropout=0.2),
-    )
-    return replace(config, emo=emo)
+    learner, memory = parts_of(name)
+    said = [first_sentence("learners", learner)]
+    said += [first_sentence("memory", memory)] if memory else []
+    said += ["Published sizes."] if name.endswith(f"-{PUBLISHED}") else []
+    return " ".join(said)
 
 
-def _published(config: RunConfig, base: str, n_shot: int) -> RunConfig:
-    learner, steps = _PUBLISHED[base]
-    iterations = steps[5 if n_shot >= 5 else 1]
-    falls = "cosine" if base == "tsa-maml" else config.outer.schedule
-    return replace(
-        config,
-        learner=learner,
-        outer=replace(config.outer, schedule=falls),
-        train=replace(config.train, iterations=iterations, validate_every=2500),
-        data=replace(config.data, image_size=84),
-    )
+def first_sentence(kind: str, name: str) -> str:
+    """Return the first sentence of the comment on top of a file.
+
+    Args:
+        kind: ``learners``, ``memory`` or ``tasks``.
+        name: Name of the file.
+    """
+    place = _ROOT / kind / f"{name}.toml"
+    if not place.is_file():
+        return "A learner of another distribution."
+    lines = takewhile(lambda line: line.startswith("#"), place.read_text("utf-8").splitlines())
+    text = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
-def _literal(config: RunConfig, base: str, n_shot: int) -> RunConfig:
-    aggregator, memory = _PAPER_CHOICES.get(base, (_PAPER.aggregator, _PAPER.memory))
-    few = n_shot < 5
-    emo = replace(
-        _PAPER,
-        memory=replace(memory, capacity=100 if few else 200),
-        retrieval=replace(_PAPER.retrieval, k=20 if few else 15),
-        aggregator=aggregator,
-    )
-    if base == "musml":  # its networks are made per task: there is no trunk to share
-        emo = replace(emo, key=replace(emo.key, embedder="own"))
-    learner = replace(config.learner, inner_lr=0.001)
-    if base == "meta-sgd":
-        learner = replace(learner, rate_memory=0.001)
-    outer = config.outer if base == "reptile" else replace(config.outer, lr=0.01, clip=None)
-    return replace(config, emo=emo, learner=learner, outer=outer)
+def parts_of(name: str) -> tuple[str, str | None]:
+    """Split the name of a preset into its learner and its memory, None without one.
+
+    Example:
+        >>> parts_of("meta-sgd-emo-paper"), parts_of("maml")
+        (('meta-sgd', 'emo-paper'), ('maml', None))
+    """
+    bare = name.removesuffix(f"-{PUBLISHED}")
+    for memory in MEMORIES:
+        if bare.endswith(f"-{memory}"):
+            return bare.removesuffix(f"-{memory}"), memory
+    return bare, None
 
 
-def _for_regression(config: RunConfig) -> RunConfig:
-    emo = replace(config.emo, key=replace(config.emo.key, embedder="pairs"))
-    if emo.memory.write == "consolidate":  # an MLP's slots are small, and more of them help
-        emo = replace(emo, memory=replace(emo.memory, capacity=16))
-    rate = config.learner.inner_lr if config.learner.rule == "adam" else 0.003
-    if config.learner.name == "musml":  # a coordinate moves a whole network: 0.003 diverges
-        rate = 0.0005
-    learner = replace(config.learner, inner_lr=rate, rate_init=(0.001, 0.005))
-    outer = config.outer
-    if learner.name == "meta-sgd":
-        # With the outer rate Adam would move rates of 0.003 by a third of themselves per step.
-        outer = replace(outer, rates_lr=1e-4)
-    if learner.name in ("arml", "hsml"):
-        learner = replace(learner, task_dim=40, task_width=2.0, vertices=6)
-    return replace(
-        config,
-        emo=emo,
-        learner=learner,
-        outer=outer,
-        model=replace(config.model, name="mlp"),
-        data=replace(config.data, source=("regression:hsml4",), n_query=10),
-        train=replace(config.train, tasks=16),
-    )
+def _inner_place(learner: str) -> tuple[str, ...]:
+    """Return where options of the inner loop belong: to the learner, or to the one underneath."""
+    return ("learner", "base") if learner in WRAPPERS else ("learner",)
+
+
+def _summed(
+    layers: Iterable[Mapping[str, Any]], holding: set[str], *, inner: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Lay the files over each other, and then what holds under conditions."""
+    # Conditions of the tasks and the memory come before those of the learner, which knows best.
+    layers = list(layers)
+    plain: dict[str, Any] = {}
+    for layer in layers:
+        plain = _over(plain, layer, inner=inner)
+    for layer in reversed(layers):
+        for condition, special in layer.get("when", {}).items():
+            if condition in holding:
+                plain = _over(plain, special, inner=inner)
+    return plain
+
+
+def _over(
+    plain: dict[str, Any], layer: Mapping[str, Any], *, inner: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Lay one file over another; options of an inner loop go where the learner has them."""
+    sections = {n: s for n, s in layer.items() if n not in NO_SECTIONS}
+    own: Any = layer.get("inner")
+    if own is not None and inner is not None:
+        for name in reversed(inner):
+            own = {name: {"name": "maml", **own} if name == "base" else own}
+        sections = merged(own, sections)
+    return merged(plain, sections)
+
+
+@cache
+def _read(kind: str, name: str) -> dict[str, Any]:
+    place = _ROOT / kind / f"{name}.toml"
+    if kind == "learners" and not place.is_file():
+        return {"learner": {"name": name}}
+    return tomllib.loads(place.read_text(encoding="utf-8"))
+
+
+def _toml(folder: Traversable) -> list[Traversable]:
+    return [place for place in folder.iterdir() if place.name.endswith(".toml")]
+
+
+def _foreign() -> set[str]:
+    return {point.name for point in entry_points(group="torchemo.learners")}

@@ -35,6 +35,7 @@ def step_plan(*, quick: bool) -> dict[str, Case]:
         for size in sizes:
             for workers in (1,) if quick else (1, 2):
                 work = _work(quick, size=size, order=order)
+                # The longest steps take seconds each and vary little.
                 repeats = 2 if quick else 3 if size == 84 and order == 2 else 7
                 request = {"work": work, "workers": workers, "repeats": repeats}
                 cases[f"maml, order {order}, {size} px, {workers} thread(s)"] = Case(
@@ -81,11 +82,12 @@ def _learners(quick: bool) -> dict[str, Case]:
 
 def _family(quick: bool) -> dict[str, Case]:
     learners = ("arml", "hsml", "tsa-maml", "bmg", "musml")
-    presets = [name for base in ("maml", *learners) for name in (base, f"{base}-emo")]
+    presets = [name for base in ("maml", *learners) for name in (base, f"{base}-offsets-joint")]
     if quick:
         tiny = ["model.filters=2", "data.image_size=16", "data.n_query=1", "learner.steps=1"]
         return {"methods, quick": _methods(presets[:4], tiny, repeats=1)}
-    studied = [*presets, "anil", "anil-emo", "meta-sgd", "meta-sgd-emo"]
+    others = ("anil", "anil-offsets-joint", "meta-sgd", "meta-sgd-offsets-joint")
+    studied = [*presets, *others]
     small = ["model.filters=16", "data.image_size=32", "data.n_query=5"]
     return {
         "methods, 84 px, published sizes": _methods(
@@ -138,6 +140,7 @@ def _training(quick: bool) -> dict[str, Case]:
 def memory_plan(*, quick: bool) -> dict[str, Case]:
     """Shares of the step, verbs alone, search and writes against the number of slots."""
     size = 16 if quick else 84
+    # Scales and shifts are not adapted, as in the presets: there are no peers to agree with here.
     work = _work(quick, size=size, adapt_bn=False)
     repeats = 2 if quick else 5
     return {
@@ -185,6 +188,7 @@ def data_plan(*, quick: bool) -> dict[str, Case]:
     work = _work(quick, size=size, adapt_bn=False)
     mapped = {"size": size, "megabytes": 64, "cache_mb": 64, "batches": 20}
     if not quick:
+        # Larger than what may stay resident, so that pages have to be let go.
         mapped |= {"megabytes": 4096, "cache_mb": 512, "batches": 2000}
     return {
         "episodes": Case("data", {"cases": cases, "batches": 2 if quick else 25, "repeats": 3}),
@@ -195,13 +199,13 @@ def data_plan(*, quick: bool) -> dict[str, Case]:
                 {
                     "size": px,
                     "packed": size,
-                    "pictures": 80 if quick else 4000 * 84 // px,
+                    "images": 80 if quick else 4000 * 84 // px,
                     "repeats": 2 if quick else 5,
                 },
             )
             for px in ((size,) if quick else (84, 336))
         },
-        "memory map": Case("mapped_pictures", mapped),
+        "memory map": Case("mapped_images", mapped),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchemo.core.errors import ConfigError
-from torchemo.lab.bench.peers import installed, missing
+from torchemo.lab.bench.measures.peers import installed, missing
 from torchemo.lab.bench.plan import PLANS, Case
 from torchemo.lab.bench.process import in_fresh_process
 from torchemo.runs.environment import environment
@@ -31,18 +31,14 @@ def measure_all(
         quick: Small cases and few repeats: shows that it works, not how fast it is.
         chosen: Patterns of the cases to measure; empty for all.
         earlier: A record whose other cases are taken over.
-        on_case: Told the name of each case before it is measured.
+        on_case: Called with the name of each case before it is measured.
 
     Raises:
         ConfigError: No case is like the patterns, or the earlier record is of another kind or machine.
     """
     plan = PLANS[what](quick=quick)
-    wanted = [n for n in plan if not chosen or any(fnmatchcase(n, p) for p in chosen)]
-    if not wanted:
-        raise ConfigError(
-            f"bench {what} has no case like {', '.join(chosen)}.",
-            hint=f"It has: {'; '.join(plan)}.",
-        )
+    wanted = _matching(plan, chosen, what=what)
+    # Refused before anything is measured: a case may take minutes.
     old = _cases_of(earlier, what=what, quick=quick)
     cases: dict[str, Any] = {}
     for name, case in plan.items():
@@ -58,6 +54,17 @@ def measure_all(
         "peers": {"installed": installed(), "left_out": missing()},
         "cases": cases,
     }
+
+
+def _matching(plan: Mapping[str, Case], chosen: Sequence[str], *, what: str) -> list[str]:
+    """Return the names of the cases that match one of the patterns, or of all without patterns."""
+    found = [n for n in plan if not chosen or any(fnmatchcase(n, p) for p in chosen)]
+    if not found:
+        raise ConfigError(
+            f"bench {what} has no case like {', '.join(chosen)}.",
+            hint=f"It has: {'; '.join(plan)}.",
+        )
+    return found
 
 
 def read(path: Path) -> Record:

@@ -68,7 +68,7 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
         "data": _data,
         "sampling": _sampling,
         "packing": _packing,
-        "mapped_pictures": _mapped_pictures,
+        "mapped_images": _mapped_images,
         "limit": _limit,
         "resnet12": _resnet12,
         "growth": _growth,
@@ -137,7 +137,7 @@ def _family(name: str, case: Mapping[str, Any]) -> Table:
             seconds(row["cpu"]),
             ratio(row["cost"]),
             f"{row['parameters']:,}",
-            f"{row['emo_parameters']:,}",
+            f"{row['memory_parameters']:,}",
             f"{row['memory_bytes'] / 1e3:,.0f}",
         ]
         for method, row in case["rows"].items()
@@ -245,14 +245,14 @@ def _packing(name: str, case: Mapping[str, Any]) -> Table:
     ]
     asked = case["request"]
     title = (
-        f"{case['pictures']:,} JPEG files of {asked['size']} px packed at {asked['packed']} px,"
+        f"{case['images']:,} JPEG files of {asked['size']} px packed at {asked['packed']} px,"
         f" {case['threads']} decoding threads, wall time: {percent(case['share_of_both'])} of the speed of"
         f" decoder and disk, {percent(case['share_of_decoder'])} of the decoder's"
     )
-    return Table(title, ["what", "pictures / s"], rows)
+    return Table(title, ["what", "images / s"], rows)
 
 
-def _mapped_pictures(name: str, case: Mapping[str, Any]) -> Table:
+def _mapped_images(name: str, case: Mapping[str, Any]) -> Table:
     rows = [
         [f"{one['batch']:,}", f"{one['anonymous_mb']:.1f}", f"{one['mapped_mb']:.0f}"]
         for one in case["seen"]

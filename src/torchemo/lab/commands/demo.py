@@ -1,4 +1,4 @@
-"""``torchemo demo``: the main job on embedded synthetic pictures."""
+"""``torchemo demo``: MAML with and without a memory of offsets, on embedded synthetic images."""
 
 import json
 import shutil
@@ -21,12 +21,12 @@ MARK = ".torchemo-demo"
 @final
 @dataclass(frozen=True)
 class DemoCommand:
-    """Train MAML and MAML with memory on the same synthetic pictures and compare them, paired.
+    """Train MAML and MAML with a memory of offsets on the same synthetic images and compare them, paired.
 
-    A third run, with one slot for all tasks, shows what the further parameters do without retrieval.
+    A third run, the single-slot control, shows what the further parameters do without retrieval.
     """
 
-    iterations: int = 150
+    steps: int = 150
     """Outer steps of each run."""
     test_tasks: int = 200
     """Test tasks, the same for all runs."""
@@ -46,7 +46,8 @@ class DemoCommand:
         from torchemo.report.run.page import write_run_report
         from torchemo.training.device import task_workers
 
-        config = DemoConfig(self.iterations, self.test_tasks, self.seed)
+        # Checked before an earlier demo is removed.
+        config = DemoConfig(self.steps, self.test_tasks, self.seed)
         self._fresh_folder()
         found = run_demo(
             self.out,
@@ -55,13 +56,13 @@ class DemoCommand:
             workers=task_workers(release_memory=self.release_memory),
         )
         summary = {
-            "data": "synthetic pictures (procedural), 5-way 1-shot, unseen classes",
-            "iterations": self.iterations,
+            "data": "synthetic images (procedural), 5-way 1-shot, unseen classes",
+            "steps": self.steps,
             "seed": self.seed,
             **found.memory,
-            "one_slot": {"against_base": found.one_slot, "against_memory": found.retrieval},
+            "single_slot": {"against_base": found.single_slot, "against_memory": found.retrieval},
         }
-        page = write_comparison_report([found.memory, found.one_slot], self.out / "report.html")
+        page = write_comparison_report([found.memory, found.single_slot], self.out / "report.html")
         for run in RUNS:
             write_run_report(self.out / run)
         path = self.out / "summary.json"
@@ -93,7 +94,7 @@ def _show(found: "DemoResult") -> None:
         [title, *(f"{100 * v:.1f}" for v in values)]
         for title, values in (
             (found.memory["base"]["method"], found.memory["per_step"][0]),
-            (found.one_slot["other"]["method"], found.one_slot["per_step"][1]),
+            (found.single_slot["other"]["method"], found.single_slot["per_step"][1]),
             (found.memory["other"]["method"], found.memory["per_step"][1]),
         )
     ]
@@ -103,9 +104,10 @@ def _show(found: "DemoResult") -> None:
         [name, *(_points(part["per_domain"][name]) for part in (found.memory, found.retrieval))]
         for name in found.memory["per_domain"]
     ]
-    print_table("Memory minus, points [95 %]", ["domain", "no memory", "one slot for all"], domains)
-    print(f"Memory against none: {_verdict(found.memory)}")
-    print(f"Memory against one slot for all tasks: {_verdict(found.retrieval)}")
+    title = "MAML + offsets minus, points of accuracy [95 %]"
+    print_table(title, ["domain", "MAML", "MAML + single slot"], domains)
+    print(f"MAML + offsets against MAML: {_verdict(found.memory)}")
+    print(f"MAML + offsets against MAML + single slot: {_verdict(found.retrieval)}")
 
 
 def _points(row: Mapping[str, Any]) -> str:
@@ -115,7 +117,7 @@ def _points(row: Mapping[str, Any]) -> str:
 def _verdict(found: Mapping[str, Any]) -> str:
     row = found["difference"]
     low, high = row["difference"]["low"], row["difference"]["high"]
-    verdict = "it helps" if low > 0 else "it harms" if high < 0 else "no difference shown"
+    verdict = "it helps" if low > 0 else "it harms" if high < 0 else "not significant"
     return (
         f"{_points(row)} points, {row['difference']['n']} paired tasks, one seed,"
         f" p = {row['p_value']:.4f}: {verdict}."

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params
+from torchemo.core.prototypes import class_means
+from torchemo.core.types import Batch, Model, Params, TaskShape
+from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.gradient.parts import (
     Embedding,
     SequenceAutoencoder,
     soft_assignment,
     soft_clusters,
 )
+from torchemo.learners.gradient.parts.embedding import embedding_for
 from torchemo.learners.gradient.parts.initial import Draw, linear, uniform
+from torchemo.learners.gradient.parts.task_gated import TaskGated, TaskGatedOptions
 from torchemo.learners.learner import scoped, within
-from torchemo.memory.keys.encoder import class_means
 
 
 @final
@@ -35,7 +38,7 @@ class ARML:
     For regression, prototypes are two soft clusters of the points and the first auto-encoder reads the
     points themselves.
 
-    Reading: the published code draws the convolution, the edges and the projections with deviation 1
+    Choice: the published code draws the convolution, the edges and the projections with deviation 1
     (``draw = "tf"``), which saturates; ``glorot`` is ours. The vertices' draw is not stated. With the single
     convolution of the published code, edges among vertices reach no prototype, so they never learn.
 
@@ -43,7 +46,7 @@ class ARML:
         embedding: Embeds a support example.
         n_way: Classes of a task; None for regression.
         vertices: G, learned vertices; 0 leaves the prototypes among themselves.
-        width: sigma of the assignment to them: 8 for pictures, 2 for regression.
+        width: sigma of the assignment to them: 8 for images, 2 for regression.
         clusters: Soft clusters that stand for classes in regression.
         draw: How the weights begin.
     """
@@ -145,3 +148,35 @@ def relations(params: Params, nodes: Float[Tensor, "task n dim"]) -> Float[Tenso
     apart = (nodes[:, :, None] - nodes[:, None]).abs()
     edges = F.linear(apart, params["weight"], params["bias"]).squeeze(-1).sigmoid()
     return edges * (1 - torch.eye(nodes.shape[1], dtype=nodes.dtype, device=nodes.device))
+
+
+@final
+@dataclass(frozen=True)
+class ARMLOptions(TaskGatedOptions):
+    """Options of ARML."""
+
+    vertices: int = 4
+    """G, vertices of the meta-knowledge graph."""
+    task_init: Draw = "glorot"
+    """How graph and projections begin; tf is the published code's wide draw."""
+
+
+@final
+@dataclass(frozen=True)
+class ARMLLearner(TaskGated):
+    """MAML from an initialisation that ARML's description of the task gates."""
+
+    title: ClassVar[str] = "ARML"
+    Options: ClassVar[type[LoopOptions]] = ARMLOptions
+
+    @classmethod
+    def build(cls, options: ARMLOptions, model: Model, tasks: TaskShape) -> "ARMLLearner":
+        """Make the learner from its options."""
+        reader = ARML(
+            embedding_for(tasks, options.task_dim),
+            tasks.n_way,
+            vertices=options.vertices,
+            width=options.task_width,
+            draw=options.task_init,
+        )
+        return cls(options.loop(model, tasks), reader, options.weight(tasks))

@@ -1,22 +1,54 @@
 """BMG: Bootstrapped Meta-Learning (Flennerhag et al., ICLR 2022), over learners that adapt a network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast, final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.core.tree import detach, flatten, leaves, select, tree_map
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted, task_gradients
-from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners import LEARNERS
+from torchemo.learners.build import learner_title
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.inner import task_gradients
 from torchemo.learners.gradient.musml import MUSML
-from torchemo.learners.learner import Learner, Scheduled, Staged, Traits, gradient_rows
-from torchemo.memory.emo import Bound
+from torchemo.learners.learner import (
+    Fitted,
+    Scheduled,
+    Staged,
+    Traits,
+    remembered_by,
+    scoped,
+    start_of,
+    within,
+)
+from torchemo.memory.interface import BoundMemory
+
+TARGET = "target/"
+"""Prefix of where the further support steps lead, in the state of a fitted task."""
+
+
+@final
+@dataclass(frozen=True)
+class BMGOptions:
+    """Options of BMG; no few-shot code is public, and these are our choices."""
+
+    PARTS: ClassVar[dict[str, Any]] = {"base": LEARNERS}
+
+    base: Part = field(default_factory=lambda: Part("maml"))
+    """The learner underneath, with options of its own."""
+    target_steps: int = 5
+    """L, steps from the adapted parameters to the target."""
+    target_rate: float | None = None
+    """zeta, rate of the target's query step; None takes the inner rate."""
+    match: Literal["kl", "l2"] = "kl"
+    """Distance to the target: of predictions, or of parameters."""
 
 
 @final
@@ -24,14 +56,14 @@ from torchemo.memory.emo import Bound
 class BMG:
     """Learn to be, after K inner steps, where more steps would lead.
 
-    The target goes on from theta_K without a graph: L - 1 further inner steps on the support set, then one
+    The target continues from theta_K without a graph: L - 1 further inner steps on the support set, then one
     on the query loss, ``theta~ = theta_{K+L-1} - zeta grad L_Q(theta_{K+L-1})``. The outer loss is how far
     theta_K is from it: ``kl``, the mean over queries of ``KL(p_theta~ || p_theta_K)``, or ``l2``,
     ``1/2 ||theta~ - theta_K||^2``. With ``l2`` and L = 1 its gradient is zeta times MAML's.
 
     With EMO the target's support steps follow the recalled directions too.
 
-    Reading: no few-shot code is public; L = 5, zeta = alpha and the preset's K, rates and tasks are our own
+    Choice: no few-shot code is public; L = 5, zeta = alpha and the preset's K, rates and tasks are our own
     choices. The last step of the target moves all learned tensors, and ``l2`` compares all of them, so that
     the identity above holds for learners that adapt a part. For regression ``kl`` is that of unit Gaussians,
     half the squared difference. The state of a rule with momentum starts afresh in the target.
@@ -43,10 +75,19 @@ class BMG:
         match: ``kl`` or ``l2``.
     """
 
-    base: Learner
+    Options: ClassVar[type[BMGOptions]] = BMGOptions
+
+    base: GradientLearner
     target_steps: int = 5
     target_rate: float | None = None
     match: Literal["kl", "l2"] = "kl"
+
+    @classmethod
+    def build(cls, options: BMGOptions, model: Model, tasks: TaskShape) -> "BMG":
+        """Make the learner, and the one underneath, from their options."""
+        under, own = LEARNERS.resolve(options.base, where="learner.base")
+        base = under.build(own, model, tasks)
+        return cls(base, options.target_steps, options.target_rate, options.match)
 
     def __post_init__(self) -> None:
         if self.target_steps < 1:
@@ -55,19 +96,40 @@ class BMG:
             raise ConfigError(f"BMG: match should be kl or l2, got '{self.match}'.")
         if isinstance(self.base, BMG | MUSML | Staged):
             raise ConfigError(
-                f"BMG does not go over {type(self.base).__name__}: its target goes on from the network of a"
+                f"BMG does not go over {type(self.base).__name__}: its target continues from the network of a"
                 " task, in one stage.",
                 hint="Choose another learner underneath, such as maml or arml.",
             )
 
+    @classmethod
+    def title_of(cls, options: BMGOptions) -> str:
+        """Name the learner that these options make."""
+        return _title(learner_title(options.base))
+
     @property
-    def loop(self) -> InnerLoop:
-        """The inner loop of the learner underneath."""
-        return self.base.loop
+    def title(self) -> str:
+        """Its name, with that of the learner underneath unless it is MAML."""
+        return _title(self.base.title)
+
+    @property
+    def model(self) -> Model:
+        """The network of the learner underneath."""
+        return self.base.model
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of the learner underneath."""
+        return self.base.steps
+
+    @property
+    def key_dim(self) -> int | None:
+        """Size of the learner's description of a task, if it has one that may serve a memory as its key."""
+        found: int | None = getattr(self.base, "key_dim", None)
+        return found
 
     @property
     def traits(self) -> Traits:
-        """Those of the learner underneath, but its rows are not the gradient of the query loss."""
+        """Those of the learner underneath, but it does not descend the query loss."""
         return self.base.traits._replace(exact_meta_gradient=False)
 
     def init(self, generator: torch.Generator) -> Params:
@@ -76,75 +138,92 @@ class BMG:
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin where the learner underneath begins."""
-        return self.base.start(params, support, base=base)
+        return start_of(self.base, params, support, base=base)
 
-    def adapt(
+    def fit(
         self,
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
-        """Adapt as the learner underneath does; while training, go on towards the target."""
-        adapted = self.base.adapt(start, support, bound=bound, steps=steps, order=order)
-        if order == 0:
-            return adapted
-        taken = len(adapted.path) - 1
+        graph: bool = True,
+    ) -> Fitted:
+        """Adapt as the learner underneath does; while training, continue towards the target."""
+        fitted = self.base.fit(start, support, memory=memory, steps=steps, graph=graph)
+        if not graph:
+            return fitted
+        taken = len(fitted.path) - 1
         rates = start.rates
         if rates is not None:
             rates = {n: r[:, min(taken, r.shape[1] - 1) :].detach() for n, r in rates.items()}
-        ahead = self.loop.run(
-            Start(detach(adapted.theta), rates),
+        ahead = self.base.loop.run(
+            Start(detach(fitted.path[-1]), rates),
             support,
-            bound=None if bound is None else bound._replace(first=taken),
+            memory=None if memory is None else memory._replace(first=taken),
             steps=self.target_steps - 1,
             order=1,
         )
-        return adapted._replace(kept=detach(ahead.theta))
+        target = within(TARGET, detach(ahead.path[-1]))
+        return fitted._replace(state={**fitted.state, **target})
 
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate the distance to the target, which itself is constant."""
-        target = self._target(adapted, query)
+    def adapted(self, theta: Params) -> list[str]:
+        """Return the names of the tensors that inner steps move."""
+        return self.base.adapted(theta)
+
+    def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
+        """Answer as the learner underneath does."""
+        return self.base.predict(fitted, x, step=step)
+
+    def predict_path(self, fitted: Fitted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
+        """Answer after each of the given numbers of inner steps."""
+        return self.base.predict_path(fitted, x, steps=steps)
+
+    def query_gradient(self, fitted: Fitted, query: Batch) -> Params:
+        """Differentiate the query loss at theta_S in theta_S itself."""
+        return self.base.query_gradient(fitted, query)
+
+    def remembered(self, content: str) -> dict[str, torch.Size]:
+        """Return what a memory holds for a task of the learner underneath."""
+        return remembered_by(self.base, content)
+
+    def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
+        """Return the distance to the target, which itself is constant."""
+        target = self._target(fitted, query)
         if self.match == "l2":
-            apart = tree_map(torch.sub, select(adapted.theta, target), target)
-            losses = 0.5 * flatten(apart).square().sum(1)
-        else:
-            with torch.no_grad():
-                wanted = self._outputs(_ending_at(adapted, target), query)
-            losses = _divergence(wanted, self._outputs(adapted, query), query)
-        return losses.detach(), gradient_rows(losses, leaves)
+            apart = tree_map(torch.sub, select(fitted.path[-1], target), target)
+            return 0.5 * flatten(apart).square().sum(1)
+        with torch.no_grad():
+            wanted = self.predict(_ending_at(fitted, target), query.x)
+        return _divergence(wanted, self.predict(fitted, query.x), query)
 
     def scheduled(self, iteration: int) -> "BMG":
         """Move the learner underneath to an outer iteration."""
         if not isinstance(self.base, Scheduled):
             return self
-        return replace(self, base=self.base.scheduled(iteration))
+        return replace(self, base=cast(GradientLearner, self.base.scheduled(iteration)))
 
-    def _target(self, adapted: Adapted, query: Batch) -> Params:
+    def _target(self, fitted: Fitted, query: Batch) -> Params:
         """Take the query step from the end of the support steps."""
-        rate = self.loop.rule.lr if self.target_rate is None else self.target_rate
-        fixed = self.loop.model.buffers
-        end = leaves({n: t for n, t in (adapted.kept or {}).items() if n not in fixed})
+        loop = self.base.loop
+        rate = loop.rule.lr if self.target_rate is None else self.target_rate
+        ahead = scoped(fitted.state, TARGET)
+        end = leaves({n: t for n, t in ahead.items() if n not in self.model.buffers})
         with torch.enable_grad():
-            losses = self.loop.losses(_ending_at(adapted, end), query)
-            gradients = task_gradients(losses, end)
+            gradients = task_gradients(loop.losses(_ending_at(fitted, end), query), end)
         return tree_map(lambda t, g: t.detach() - rate * g, end, gradients)
 
-    def _outputs(self, adapted: Adapted, query: Batch) -> Tensor:
-        last = len(adapted.path) - 1
-        return self.loop.outputs(adapted, query.x, steps=[last])[0]
+
+def _title(base: str) -> str:
+    return "BMG" if base == "MAML" else f"BMG over {base}"
 
 
-def _ending_at(adapted: Adapted, theta: Params) -> Adapted:
-    """Return the adaptation as if it had ended at ``theta``; its statistics are noted nowhere."""
-    path = (*adapted.path[:-1], {**detach(adapted.theta), **theta})
+def _ending_at(fitted: Fitted, theta: Params) -> Fitted:
+    """Return a fit as if it had ended at ``theta``; its statistics are noted nowhere."""
+    path = (*fitted.path[:-1], {**detach(fitted.path[-1]), **theta})
     # The trunk of a head-only learner is read from the beginning of the path.
     path = ({**path[0], **theta}, *path[1:]) if len(path) > 1 else path
-    return adapted._replace(path=path, statistics=dict(adapted.statistics or {}))
+    return fitted._replace(path=path, statistics=dict(fitted.statistics or {}))
 
 
 def _divergence(

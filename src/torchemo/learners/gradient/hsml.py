@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params
+from torchemo.core.types import Batch, Model, Params, TaskShape
+from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.gradient.parts import (
     Embedding,
     MeanAutoencoder,
@@ -18,7 +19,9 @@ from torchemo.learners.gradient.parts import (
     SetAutoencoder,
     soft_assignment,
 )
+from torchemo.learners.gradient.parts.embedding import embedding_for
 from torchemo.learners.gradient.parts.initial import linear, uniform
+from torchemo.learners.gradient.parts.task_gated import TaskGated, TaskGatedOptions
 from torchemo.learners.learner import scoped, within
 
 
@@ -32,7 +35,7 @@ class HSML:
     j of a layer above takes ``v_j = sum_i p_ij tanh(U_j u_i + d_j)``, p_ij a softmax over j of
     ``w_j . u_i + b_j``. The root is ``r = sum_j tanh(R v_j + b)``, and the description [g ; r].
 
-    Reading: the published label code is 1 - onehot by an accident; we use onehot. Its clamp of the outer
+    Choice: the published label code is 1 - onehot by an accident; we use onehot. Its clamp of the outer
     gradients beside the ``mean`` auto-encoder is left to the outer loop's clipping.
 
     Args:
@@ -40,7 +43,7 @@ class HSML:
         n_way: Classes of a task; None for regression, where the embedding reads the targets.
         code: d, size of g.
         tree: Clusters of each layer from the leaves up, without the root.
-        width: sigma of the assignment to leaves: 10 for pictures, 2 for regression.
+        width: sigma of the assignment to leaves: 10 for images, 2 for regression.
         gate: How nodes are chosen: ``linear``, or ``distance``: by -(||u_i - w_j||^2 + b_j) / 2.
         autoencoder: ``rnn`` (in order) or ``mean`` (of the examples).
         examples: At most this many support examples are read.
@@ -131,3 +134,40 @@ def _maps(nodes: int, d: int, generator: torch.Generator) -> Params:
 def _mapped(layer: Params, below: Float[Tensor, "task i dim"]) -> Float[Tensor, "task i j dim"]:
     """Apply every node's map j to every vector i below, with tanh."""
     return (torch.einsum("jod,bid->bijo", layer["weight"], below) + layer["bias"]).tanh()
+
+
+@final
+@dataclass(frozen=True)
+class HSMLOptions(TaskGatedOptions):
+    """Options of HSML."""
+
+    tree: tuple[int, ...] = (4, 2)
+    """Clusters of each layer of the tree, from the leaves up, without the root."""
+    tree_gate: Literal["linear", "distance"] = "linear"
+    """How a node chooses among those above it."""
+    autoencoder: Literal["rnn", "mean"] = "rnn"
+    """How the support examples become a code."""
+
+
+@final
+@dataclass(frozen=True)
+class HSMLLearner(TaskGated):
+    """MAML from an initialisation that HSML's description of the task gates."""
+
+    title: ClassVar[str] = "HSML"
+    Options: ClassVar[type[LoopOptions]] = HSMLOptions
+
+    @classmethod
+    def build(cls, options: HSMLOptions, model: Model, tasks: TaskShape) -> "HSMLLearner":
+        """Make the learner from its options."""
+        half = len(tasks.x) == 3  # as published: 64 for images beside a code of 128, 40 for points
+        reader = HSML(
+            embedding_for(tasks, options.task_dim // 2 if half else options.task_dim),
+            tasks.n_way,
+            code=options.task_dim,
+            tree=options.tree,
+            width=options.task_width,
+            gate=options.tree_gate,
+            autoencoder=options.autoencoder,
+        )
+        return cls(options.loop(model, tasks), reader, options.weight(tasks))

@@ -6,7 +6,7 @@ parameters is the stack of the tasks' gradients.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, final, runtime_checkable
+from typing import Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchemo.core.errors import ConfigError
 from torchemo.core.tree import select, tree_map
 from torchemo.core.types import Batch, Direction, Loss, Params, Start
+from torchemo.learners.learner import Fitted
 
 State: TypeAlias = tuple[Params, ...]
 Forward: TypeAlias = Callable[[Params, Tensor, int], Tensor]
@@ -119,35 +120,6 @@ RULES: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
 }
 
 
-class Adapted(NamedTuple):
-    """What the inner loop did to B tasks.
-
-    Attributes:
-        path: Parameters theta_0, ..., theta_S; all model tensors, adapted or not.
-        losses: Support losses before each step.
-        gradients: Support gradients g_0, ..., g_{S-1} of the adapted tensors, before any recall.
-        extra_values: What the learner wants remembered beside the gradients, ``{name: [B, ...]}``.
-        support_x: What the tasks were adapted on, for networks that normalise a query with it.
-        statistics: Normalisation statistics seen at inner steps, for networks that keep running ones.
-        evaluation: Adapted without a graph, with stored normalisation statistics.
-        kept: What the learner's own outer loss needs besides, ``{name: [B, ...]}``.
-    """
-
-    path: tuple[Params, ...]
-    losses: Float[Tensor, "task step"]
-    gradients: tuple[Params, ...]
-    extra_values: Params | None = None
-    support_x: Tensor | None = None
-    statistics: dict[int, Params] | None = None
-    evaluation: bool = False
-    kept: Params | None = None
-
-    @property
-    def theta(self) -> Params:
-        """The adapted parameters theta_S."""
-        return self.path[-1]
-
-
 def task_gradients(
     losses: Float[Tensor, " task"], tensors: Params, *, create_graph: bool = False
 ) -> Params:
@@ -188,7 +160,7 @@ def adapt(
     names: Sequence[str],
     order: int = 2,
     direction: Direction | None = None,
-) -> Adapted:
+) -> Fitted:
     """Take ``steps`` inner steps on the support sets of B tasks (Eq. 2; Eq. 7 with ``direction``).
 
     Args:
@@ -201,9 +173,6 @@ def adapt(
         names: The adapted tensors.
         order: 2 keeps the graph of the gradients, 1 detaches them, 0 keeps no graph at all.
         direction: EMO: maps the gradients of a step to Aggr(g, V); identity by default.
-
-    Returns:
-        Parameters after every step, losses and gradients on the way.
     """
     _check_adapt(start.theta, names, steps, order)
     theta = _differentiable(start.theta, names)
@@ -211,23 +180,42 @@ def adapt(
     path, losses, gradients = [theta], [], []
     for step in range(steps):
         batch = support(step) if callable(support) else support
-        if order == 0:
-            theta = tree_map(lambda p: p.detach().requires_grad_(), theta)
-        with torch.enable_grad():
-            before = loss(forward(theta, batch.x, step), batch.y)
-            g = task_gradients(before, select(theta, names), create_graph=order == 2)
-        if order < 2:
-            g = tree_map(torch.Tensor.detach, g)
-        d = g if direction is None else direction(g, step)
-        update, state = rule.update(d, state)
+        before, g = _gradient(forward, theta, batch, step, loss=loss, names=names, order=order)
+        update, state = rule.update(g if direction is None else direction(g, step), state)
         theta = descend(theta, update, lr=rule.lr, rates=rate_at(start.rates, step))
         if order == 0:
             theta, state = _cut(theta), tuple(_cut(part) for part in state)
         path.append(theta)
         losses.append(before.detach())
         gradients.append(g)
-    none = next(iter(theta.values())).new_zeros(len(next(iter(theta.values()))), 0)
-    return Adapted(tuple(path), torch.stack(losses, 1) if losses else none, tuple(gradients))
+    return Fitted(theta, tuple(path), tuple(gradients), _stacked(losses, theta))
+
+
+def _gradient(
+    forward: Forward,
+    theta: Params,
+    batch: Batch,
+    step: int,
+    *,
+    loss: Loss,
+    names: Sequence[str],
+    order: int,
+) -> tuple[Float[Tensor, " task"], Params]:
+    """Return the tasks' support losses and gradients at an inner step."""
+    if order == 0:
+        theta = tree_map(lambda p: p.detach().requires_grad_(), theta)
+    with torch.enable_grad():
+        losses = loss(forward(theta, batch.x, step), batch.y)
+        g = task_gradients(losses, select(theta, names), create_graph=order == 2)
+    return losses, g if order == 2 else tree_map(torch.Tensor.detach, g)
+
+
+def _stacked(losses: list[Tensor], theta: Params) -> Float[Tensor, "task step"]:
+    """Lay the losses before each step side by side; there are none without a step."""
+    if losses:
+        return torch.stack(losses, 1)
+    like = next(iter(theta.values()))
+    return like.new_zeros(len(like), 0)
 
 
 def _differentiable(theta: Params, names: Sequence[str]) -> Params:

@@ -9,10 +9,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.losses import cross_entropy
-from torchemo.core.types import Batch, Loss, Model, Params, Start
-from torchemo.learners.gradient.inner import SGD, Adapted, Forward, Rule, adapt, descend, rate_at
-from torchemo.memory.emo import Bound
+from torchemo.core.losses import cross_entropy, mean_squared_error
+from torchemo.core.types import Batch, Loss, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.inner import (
+    RULES,
+    SGD,
+    Adam,
+    Forward,
+    Rule,
+    adapt,
+    descend,
+    rate_at,
+)
+from torchemo.learners.learner import Fitted
+from torchemo.memory.interface import BoundMemory
 from torchemo.models.norm import predict_with_support
 
 
@@ -67,75 +77,77 @@ class InnerLoop:
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
         order: int | None = None,
         minibatch: int | None = None,
-    ) -> Adapted:
+    ) -> Fitted:
         """Adapt B tasks.
 
         Args:
             start: Where they begin.
             support: Their support sets.
-            bound: EMO with their recall.
+            memory: A memory with their recall.
             steps: Inner steps, by default those of training.
             order: 2, 1, or 0 for evaluation: no graph, stored normalisation statistics.
             minibatch: Use this many support examples per step, taken in turn.
         """
-        steps = self.steps if steps is None else steps
         order = self.order if order is None else order
-        start = self.opened(start, bound)
+        start = self.opened(start, memory)
         statistics: dict[int, Params] = {}
-        forward: Forward = self._network(statistics, stored=order == 0)
-        inputs = support
-        if self.adapts == "head":
-            # The trunk does not move: one forward pass serves all steps. Nothing flows back through it
-            # unless the gradients of the steps are on the graph.
-            with torch.set_grad_enabled(order == 2):
-                features = self._at(0, statistics, stored=order == 0).features(
-                    start.theta, support.x
-                )
-            forward, inputs = self._head, Batch(features, support.y)
-        adapted = adapt(
+        forward, inputs = self._forward(start, support, statistics, order)
+        fitted = adapt(
             forward,
             start,
             inputs if minibatch is None else lambda s: _minibatch(inputs, s, minibatch),
             loss=lambda out, y: self.loss_scale * self.loss(out, y),
             rule=self.rule,
-            steps=steps,
+            steps=self.steps if steps is None else steps,
             names=self.names(start.theta),
             order=order,
-            direction=None if bound is None else bound.direction,
+            direction=None if memory is None else memory.direction,
         )
-        return adapted._replace(support_x=support.x, statistics=statistics, evaluation=order == 0)
+        return fitted._replace(support_x=support.x, statistics=statistics, evaluation=order == 0)
 
-    def outputs(self, adapted: Adapted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
+    def _forward(
+        self, start: Start, support: Batch, statistics: dict[int, Params], order: int
+    ) -> tuple[Forward, Batch]:
+        """Return what an inner step calls, and on which inputs."""
+        if self.adapts != "head":
+            return self._network(statistics, stored=order == 0), support
+        # The trunk does not move: one forward pass serves all steps. Nothing flows back through it
+        # unless the gradients of the steps are on the graph.
+        with torch.set_grad_enabled(order == 2):
+            trunk = self._at(0, statistics, stored=order == 0)
+            features = trunk.features(start.theta, support.x)
+        return self._head, Batch(features, support.y)
+
+    def outputs(self, fitted: Fitted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
         """Answer ``x`` with the parameters after each of the given numbers of inner steps."""
         if (
             getattr(self.model, "bn", None) == "per_query_with_support"
-            and adapted.support_x is not None
+            and fitted.support_x is not None
         ):
             return [
-                predict_with_support(self.model, adapted.path[s], adapted.support_x, x)
-                for s in steps
+                predict_with_support(self.model, fitted.path[s], fitted.support_x, x) for s in steps
             ]
-        stored, seen = adapted.evaluation, adapted.statistics
+        stored, seen = fitted.evaluation, fitted.statistics
         seen = {} if seen is None else seen
         if self.adapts == "head":
             trunk = self._at(max(steps), seen, stored=stored)
-            features = trunk.features(adapted.path[0], x)
-            return [self.model.classify(adapted.path[s], features) for s in steps]
+            features = trunk.features(fitted.path[0], x)
+            return [self.model.classify(fitted.path[s], features) for s in steps]
         network = self._network(seen, stored=stored)
-        return [network(adapted.path[s], x, s) for s in steps]
+        return [network(fitted.path[s], x, s) for s in steps]
 
-    def losses(self, adapted: Adapted, query: Batch) -> Float[Tensor, " task"]:
+    def losses(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
         """Return each task's query loss after the last step."""
-        last = len(adapted.path) - 1
-        return self.loss(self.outputs(adapted, query.x, steps=[last])[0], query.y)
+        last = len(fitted.path) - 1
+        return self.loss(self.outputs(fitted, query.x, steps=[last])[0], query.y)
 
-    def opened(self, start: Start, bound: Bound | None) -> Start:
-        """Take EMO's recall step, if there is one, before the first support gradient."""
-        opening = None if bound is None else bound.opening()
+    def opened(self, start: Start, memory: BoundMemory | None) -> Start:
+        """Take the memory's recall step, if there is one, before the first support gradient."""
+        opening = None if memory is None else memory.opening()
         if opening is None:
             return start
         known = {name: step for name, step in opening.items() if name in start.theta}
@@ -153,6 +165,56 @@ class InnerLoop:
 
     def _head(self, theta: Params, features: Tensor, step: int) -> Tensor:
         return self.model.classify(theta, features)
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Options of every learner with an inner loop."""
+
+    inner_lr: float = 0.05
+    """alpha, on the mean support loss (A11). The paper prints 0.001."""
+    steps: int = 5
+    """Inner steps while training."""
+    rule: Literal["sgd", "momentum", "adam"] = "sgd"
+    """Inner step rule."""
+    order: Literal[1, 2] = 2
+    """2 keeps the exact meta-gradient; 1 detaches inner gradients."""
+    adapt_bn: bool = False
+    """Adapt scale and shift of normalisation layers too (A26)."""
+    inner_loss: Literal["mean", "sum", "n_way"] = "mean"
+    """Reduction of the inner loss over the support set; n_way: n_way times the mean, as in the first
+    published code (A11). A memory stores gradients of the same loss."""
+
+    def loop(
+        self,
+        model: Model,
+        tasks: TaskShape,
+        *,
+        adapts: Literal["all", "head", "body"] = "all",
+        order: int | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> InnerLoop:
+        """Make the inner loop for such tasks.
+
+        Args:
+            model: The network.
+            tasks: What the tasks look like.
+            adapts: Which tensors move.
+            order: Order of the meta-gradient; that of the options by default.
+            betas: Decay rates of the rule ``adam``.
+        """
+        scales = {"mean": 1.0, "sum": float(tasks.support), "n_way": float(tasks.n_out)}
+        adam = self.rule == "adam"
+        return InnerLoop(
+            model,
+            loss=cross_entropy if tasks.kind == "classification" else mean_squared_error,
+            rule=Adam(lr=self.inner_lr, betas=betas) if adam else RULES[self.rule](self.inner_lr),
+            steps=self.steps,
+            order=self.order if order is None else order,
+            adapts=adapts,
+            adapt_bn=self.adapt_bn,
+            loss_scale=scales[self.inner_loss],
+        )
 
 
 def _minibatch(support: Batch, step: int, size: int) -> Batch:

@@ -1,19 +1,18 @@
 """MAML++: How to train your MAML (Antoniou, Edwards, Storkey, ICLR 2019), each piece a switch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted
-from torchemo.learners.gradient.loop import InnerLoop
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.gradient.meta_sgd import RATE
-from torchemo.learners.learner import Traits, gradient_rows, query_rows
-from torchemo.memory.emo import Bound
+from torchemo.learners.learner import Fitted, Traits
+from torchemo.memory.interface import BoundMemory
 
 
 def step_weights(steps: int, epoch: int, *, epochs: int = 15) -> list[float]:
@@ -38,7 +37,20 @@ def step_weights(steps: int, epoch: int, *, epochs: int = 15) -> list[float]:
 
 @final
 @dataclass(frozen=True)
-class MAMLPlusPlus:
+class MAMLPlusPlusOptions(LoopOptions):
+    """Options of MAML++."""
+
+    multi_step_loss: bool = True
+    """Outer loss over all inner steps."""
+    learned_rates: bool = True
+    """A rate per tensor and step."""
+    first_order_epochs: int = 0
+    """Epochs of first order before second order begins."""
+
+
+@final
+@dataclass(frozen=True)
+class MAMLPlusPlus(GradientLearner):
     """MAML with a multi-step loss, learned rates per tensor and step, and annealed order.
 
     Per-step normalisation statistics are an option of the network (``bn = "per_step_running"``).
@@ -53,12 +65,24 @@ class MAMLPlusPlus:
         iterations_per_epoch: Outer iterations of an epoch.
     """
 
-    loop: InnerLoop
+    title: ClassVar[str] = "MAML++"
+    Options: ClassVar[type[LoopOptions]] = MAMLPlusPlusOptions
+
     multi_step_loss: bool = True
     learned_rates: bool = True
     first_order_epochs: int = 0
     epoch: int = 0
     iterations_per_epoch: int = 500
+
+    @classmethod
+    def build(cls, options: MAMLPlusPlusOptions, model: Model, tasks: TaskShape) -> "MAMLPlusPlus":
+        """Make the learner from its options."""
+        return cls(
+            options.loop(model, tasks),
+            multi_step_loss=options.multi_step_loss,
+            learned_rates=options.learned_rates,
+            first_order_epochs=options.first_order_epochs,
+        )
 
     @property
     def traits(self) -> Traits:
@@ -91,31 +115,27 @@ class MAMLPlusPlus:
             )
         return Start(base, rates)
 
-    def adapt(
+    def fit(
         self,
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
+        graph: bool = True,
+    ) -> Fitted:
         """Take gradient steps, of first order while the order is annealed."""
-        order = self._order if order is None else order
-        return self.loop.run(start, support, bound=bound, steps=steps, order=order)
+        order = self._order if graph else 0
+        return self.loop.run(start, support, memory=memory, steps=steps, order=order)
 
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate the weighted query losses after every step, or the last one alone."""
+    def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
+        """Return the weighted query losses after every step, or the last one alone."""
         if not self.multi_step_loss or self.loop.steps < 2:
-            return query_rows(self.loop, adapted, query, leaves=leaves)
-        after = self.loop.outputs(adapted, query.x, steps=range(1, self.loop.steps + 1))
+            return self.loop.losses(fitted, query)
+        after = self.loop.outputs(fitted, query.x, steps=range(1, self.loop.steps + 1))
         weights = step_weights(self.loop.steps, self.epoch)
-        losses = torch.stack(
-            [w * self.loop.loss(out, query.y) for w, out in zip(weights, after, strict=True)]
-        ).sum(0)
-        return losses.detach(), gradient_rows(losses, leaves)
+        each = [w * self.loop.loss(out, query.y) for w, out in zip(weights, after, strict=True)]
+        return torch.stack(each).sum(0)
 
     def scheduled(self, iteration: int) -> "MAMLPlusPlus":
         """Move to the epoch of ``iteration``."""

@@ -1,19 +1,16 @@
 """Meta-SGD: learning to learn quickly (Li, Zhou, Chen, Li, 2017), with EMO's memory of its rates (A18)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted
-from torchemo.learners.gradient.loop import InnerLoop
-from torchemo.learners.learner import Traits, query_rows
-from torchemo.memory.emo import Bound
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.loop import LoopOptions
+from torchemo.learners.learner import Fitted, Traits
+from torchemo.memory.interface import BoundMemory
 
 RATE = "rate/"
 """Prefix of a tensor's inner rate among the meta-parameters and among the remembered values."""
@@ -21,7 +18,20 @@ RATE = "rate/"
 
 @final
 @dataclass(frozen=True)
-class MetaSGD:
+class MetaSGDOptions(LoopOptions):
+    """Options of Meta-SGD; the inner rate is learned and ``inner_lr`` is not used."""
+
+    rate_shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
+    """One rate per element, per tensor, or for all tensors."""
+    rate_init: tuple[float, float] = (0.005, 0.1)
+    """Rates are drawn uniformly from this interval."""
+    rate_memory: float = 0.0
+    """Rate of EMO's memory of rate gradients (A18); 0 switches it off, 0.001 is its preset."""
+
+
+@final
+@dataclass(frozen=True)
+class MetaSGD(GradientLearner):
     """Learn the inner rates with the initialisation: ``theta' = theta - alpha o g`` (o: element-wise).
 
     The outer gradient in alpha after one step is ``-g o grad L_Q(theta')``. Rates may become negative.
@@ -30,13 +40,15 @@ class MetaSGD:
         loop: The inner loop; the rule's own rate is not used.
         shape: A rate ``per_element`` (the paper), ``per_tensor``, or one ``scalar`` for all.
         rate_init: Rates are drawn uniformly from this interval (equal ends: a constant).
-        rate_memory: Rate eta_alpha of EMO's memory of rate gradients; 0 switches it off. Reading: inner
+        rate_memory: Rate eta_alpha of EMO's memory of rate gradients; 0 switches it off. Choice: inner
             rates do not move in Meta-SGD's inner loop, so the gradients the paper stores for them are
             taken as h = dL_S(theta_1)/dalpha = -g_0 o grad L_S(theta_1), and a task with recalled rate
             gradients H uses ``alpha - eta_alpha Aggr(h, H)``.
     """
 
-    loop: InnerLoop
+    title: ClassVar[str] = "Meta-SGD"
+    Options: ClassVar[type[LoopOptions]] = MetaSGDOptions
+
     shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
     rate_init: tuple[float, float] = (0.005, 0.1)
     rate_memory: float = 0.0
@@ -46,6 +58,12 @@ class MetaSGD:
             raise ConfigError(f"rate_memory should be 0 (off) or more, got {self.rate_memory}.")
         if self.rate_memory and self.shape != "per_element":
             raise ConfigError("the memory of rates needs a rate per element.")
+
+    @classmethod
+    def build(cls, options: MetaSGDOptions, model: Model, tasks: TaskShape) -> "MetaSGD":
+        """Make the learner from its options."""
+        loop = options.loop(model, tasks)
+        return cls(loop, options.rate_shape, options.rate_init, options.rate_memory)
 
     @property
     def traits(self) -> Traits:
@@ -84,40 +102,53 @@ class MetaSGD:
             rates[name] = full.expand(tasks, 1, *full.shape)
         return Start(base, rates)
 
-    def adapt(
+    def fit(
         self,
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
+        graph: bool = True,
+    ) -> Fitted:
         """Take steps with the learned rates; with a rate memory, move the rates first."""
+        order = self.loop.order if graph else 0
         if not self.rate_memory:
-            return self.loop.run(start, support, bound=bound, steps=steps, order=order)
+            return self.loop.run(start, support, memory=memory, steps=steps, order=order)
         h = self._rate_gradients(start, support, order)
-        adapted = self.loop.run(
-            self._recalled_rates(start, h, bound), support, bound=bound, steps=steps, order=order
-        )
-        return adapted._replace(extra_values=h)
+        moved = self._recalled_rates(start, h, memory)
+        fitted = self.loop.run(moved, support, memory=memory, steps=steps, order=order)
+        return fitted._replace(extra_values=h)
 
-    def _rate_gradients(self, start: Start, support: Batch, order: int | None) -> Params:
+    def remembered(self, content: str) -> dict[str, torch.Size]:
+        """Return what a memory holds for a task: gradients of tensors, and of their rates if kept."""
+        theta = self.model.init(torch.Generator())
+        shapes = {n: theta[n].shape for n in self.loop.names(theta)}
+        if content == "meta":
+            fixed = self.model.buffers
+            shapes = {n: p.shape for n, p in theta.items() if n not in fixed}
+        if content == "meta" and self.rate_memory:
+            raise ConfigError(
+                "outer gradients say nothing about inner rates: rate_memory needs support gradients.",
+                hint="Set learner.rate_memory to 0, or memory.content to first.",
+            )
+        return shapes | ({RATE + n: s for n, s in shapes.items()} if self.rate_memory else {})
+
+    def _rate_gradients(self, start: Start, support: Batch, order: int) -> Params:
         """Return h = -g_0 o grad L_S(theta_1), ``{rate/name: [B, *shape]}``."""
-        order = self.loop.order if order is None else order
         first = self.loop.run(start, support, steps=1, order=order)
-        again = self.loop.run(Start(first.theta, start.rates), support, steps=1, order=order)
+        again = self.loop.run(Start(first.path[-1], start.rates), support, steps=1, order=order)
         return {
             RATE + name: -g * again.gradients[0][name] for name, g in first.gradients[0].items()
         }
 
-    def _recalled_rates(self, start: Start, h: Params, bound: Bound | None) -> Start:
+    def _recalled_rates(self, start: Start, h: Params, memory: BoundMemory | None) -> Start:
         """Return alpha - eta Aggr(h, H); what recalls no rates is left alone: h by itself moves none."""
-        recalled = set() if bound is None else bound.recall.values.keys() & h.keys()
-        if bound is None or bound.recall.m == 0 or not recalled or start.rates is None:
+        recalled = set() if memory is None else memory.recall.values.keys() & h.keys()
+        if memory is None or memory.recall.m == 0 or not recalled or start.rates is None:
             return start
-        moved = bound.direction(h, 0)
-        used = bound.recall.active & (bound.recall.weights > 0).any(1)
+        moved = memory.direction(h, 0)
+        used = memory.recall.active & (memory.recall.weights > 0).any(1)
         rates = dict(start.rates)
         for name in recalled:
             step = self.rate_memory * moved[name][:, None]
@@ -125,9 +156,3 @@ class MetaSGD:
             column = used.view(-1, *(1,) * (step.dim() - 1))
             rates[name.removeprefix(RATE)] = torch.where(column, rate - step, rate)
         return start._replace(rates=rates)
-
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate the query loss in the initialisation and in the rates."""
-        return query_rows(self.loop, adapted, query, leaves=leaves)

@@ -1,27 +1,43 @@
 """MUSML: Subspace Learning for Effective Meta-Learning (Jiang, Kwok, Zhang, ICML 2022)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted, adapt
-from torchemo.learners.gradient.loop import InnerLoop
-from torchemo.learners.learner import Traits, gradient_rows, scoped, within
-from torchemo.memory.emo import Bound
-from torchemo.memory.keys.encoder import class_means
+from torchemo.core.prototypes import class_means
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.inner import adapt
+from torchemo.learners.gradient.loop import LoopOptions
+from torchemo.learners.learner import Fitted, Traits, scoped, within
+from torchemo.memory.interface import BoundMemory
 
 COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
 
 
 @final
 @dataclass(frozen=True)
-class MUSML:
+class MUSMLOptions(LoopOptions):
+    """Options of MUSML; no settings are public, and these are ours."""
+
+    subspaces: int = 4
+    """K_s, subspaces."""
+    subspace_dim: int = 2
+    """m, columns of a subspace."""
+    temperature: tuple[float, float] = (1.0, 0.1)
+    """gamma of the choice of a subspace, at the beginning and at the end."""
+    anneal: int = 1000
+    """Outer steps from one gamma to the other."""
+
+
+@final
+@dataclass(frozen=True)
+class MUSML(GradientLearner):
     """Learn several subspaces of parameters, and adapt a task's coordinates in each.
 
     Subspace k has m columns, each a whole network: ``w = S_k v``. A task begins at ``v_k = 1/m`` and takes
@@ -36,7 +52,7 @@ class MUSML:
 
     EMO remembers gradients in the coordinates, ``K_s m`` numbers.
 
-    Reading: no code is public. Four subspaces of two columns, gamma from 1 to 0.1, columns drawn as
+    Choice: no code is public. Four subspaces of two columns, gamma from 1 to 0.1, columns drawn as
     independent networks, the head of prototypes, and the preset's inner steps, rates and tasks are our own
     choices.
 
@@ -50,7 +66,9 @@ class MUSML:
         n_way: Classes of a task, for a head of prototypes; None leaves the head in the columns.
     """
 
-    loop: InnerLoop
+    title: ClassVar[str] = "MUSML"
+    Options: ClassVar[type[LoopOptions]] = MUSMLOptions
+
     subspaces: int = 4
     dim: int = 2
     temperature: tuple[float, float] = (1.0, 0.1)
@@ -75,6 +93,18 @@ class MUSML:
                 hint="Use model.bn = transductive.",
             )
 
+    @classmethod
+    def build(cls, options: MUSMLOptions, model: Model, tasks: TaskShape) -> "MUSML":
+        """Make the learner from its options."""
+        return cls(
+            options.loop(model, tasks),
+            subspaces=options.subspaces,
+            dim=options.subspace_dim,
+            temperature=options.temperature,
+            anneal=options.anneal,
+            n_way=tasks.n_way,
+        )
+
     @property
     def traits(self) -> Traits:
         """With one subspace, what is trained is what answers; among several, labels choose.
@@ -85,9 +115,10 @@ class MUSML:
         reads = not one or self.n_way is not None
         return Traits(second and one, second_order=second, reads_labels_at_start=reads)
 
-    @property
-    def shapes(self) -> dict[str, torch.Size]:
-        """What a task adapts, and a memory may remember."""
+    def remembered(self, content: str) -> dict[str, torch.Size]:
+        """Return what a memory holds for a task: its coordinates."""
+        if content == "query":
+            raise ConfigError("MUSML has no query gradient in its coordinates.")
         return {COORDINATES: torch.Size((self.subspaces, self.dim))}
 
     def init(self, generator: torch.Generator) -> Params:
@@ -110,21 +141,21 @@ class MUSML:
         spread = {n: c.expand(tasks, *c.shape) for n, c in columns.items()}
         return Start({COORDINATES: v, **within(COLUMNS, spread)})
 
-    def adapt(
+    def fit(
         self,
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
+        graph: bool = True,
+    ) -> Fitted:
         """Move the coordinates in every subspace; to answer, keep the best one's networks."""
-        order = self.loop.order if order is None else order
+        order = self.loop.order if graph else 0
         scale = self.loop.loss_scale
-        adapted = adapt(
+        fitted = adapt(
             lambda theta, x, step: self._on_support(theta, support)[1],
-            self.loop.opened(start, bound),
+            self.loop.opened(start, memory),
             support,
             # The subspaces share no coordinates: the gradient of the sum is each one's own.
             loss=lambda out, y: scale * self._losses(out, y).sum(1),
@@ -132,29 +163,32 @@ class MUSML:
             steps=self.loop.steps if steps is None else steps,
             names=[COORDINATES],
             order=order,
-            direction=None if bound is None else bound.direction,
+            direction=None if memory is None else memory.direction,
         )
         with torch.set_grad_enabled(order > 0):
-            whole, out = self._on_support(adapted.theta, support)
+            whole, out = self._on_support(fitted.path[-1], support)
             fit = self._losses(out, support.y)
         if order > 0:
-            return adapted._replace(kept={FIT: fit, **within(NETWORKS, whole)})
+            return fitted._replace(state={FIT: fit, **within(NETWORKS, whole)})
         best = fit.argmin(1)
-        nets = (self._on_support(theta, support)[0] for theta in adapted.path)
+        nets = (self._on_support(theta, support)[0] for theta in fitted.path)
         path = tuple(_of_subspace(whole, best) for whole in nets)
-        return adapted._replace(path=path, support_x=support.x, evaluation=True)
+        return fitted._replace(state=path[-1], path=path, support_x=support.x, evaluation=True)
 
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate ``sum_k pi_k L_Q(S_k v_k)``, through the coordinates and through pi."""
+    def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
+        """Answer with the network of the best subspace; while training, after the last step alone."""
+        if FIT not in fitted.state:
+            return super().predict(fitted, x, step=step)
+        best = fitted.state[FIT].argmin(1)
+        return self.loop.model(_of_subspace(scoped(fitted.state, NETWORKS), best), x)
+
+    def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
+        """Return ``sum_k pi_k L_Q(S_k v_k)``; its gradient runs through the coordinates and through pi."""
         first, last = self.temperature
         gamma = first + self.progress * (last - first)
-        kept = adapted.kept or {}
-        share = (-kept[FIT] / gamma).softmax(1)
-        losses = share * self._losses(self._answers(scoped(kept, NETWORKS), query.x), query.y)
-        losses = losses.sum(1)
-        return losses.detach(), gradient_rows(losses, leaves)
+        share = (-fitted.state[FIT] / gamma).softmax(1)
+        answers = self._answers(scoped(fitted.state, NETWORKS), query.x)
+        return (share * self._losses(answers, query.y)).sum(1)
 
     def scheduled(self, iteration: int) -> "MUSML":
         """Move gamma to where it is at ``iteration``."""

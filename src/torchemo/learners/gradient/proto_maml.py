@@ -1,43 +1,48 @@
 """Proto-MAML (Triantafillou et al., Meta-Dataset, ICLR 2020): a head made of the support set."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted
-from torchemo.learners.gradient.loop import InnerLoop
-from torchemo.learners.learner import Traits, query_rows
-from torchemo.memory.emo import Bound
-from torchemo.memory.keys.encoder import class_means
+from torchemo.core.prototypes import class_means
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.loop import LoopOptions
+from torchemo.learners.learner import Fitted, Traits
+from torchemo.memory.interface import BoundMemory
 
 
 @final
 @dataclass(frozen=True)
-class ProtoMAML:
+class ProtoMAML(GradientLearner):
     """MAML whose head starts as the prototypical classifier: ``W_c = 2 p_c``, ``b_c = -||p_c||^2``.
 
-    p_c is the mean support feature of class c. The head is not a meta-parameter, so there is no head row
-    and the memory of outer rows is body-only; relabelling a task changes nothing. Any number of classes.
+    p_c is the mean support feature of class c. The head is not a meta-parameter, so it has no outer gradient
+    and a memory of outer gradients is body-only; relabelling a task changes nothing. Any number of classes.
 
     Args:
         loop: The inner loop (``adapts = "head"`` is Proto-ANIL).
         n_way: Classes of a task; None takes the largest support label.
     """
 
-    loop: InnerLoop
+    title: ClassVar[str] = "Proto-MAML"
+
     n_way: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.loop.model.head) != 2:
+        if len(self.model.head) != 2:
             raise ConfigError(
-                f"Proto-MAML needs a head with weight and bias, the model names {self.loop.model.head}."
+                f"Proto-MAML needs a head with weight and bias, the model names {self.model.head}."
             )
+
+    @classmethod
+    def build(cls, options: LoopOptions, model: Model, tasks: TaskShape) -> "ProtoMAML":
+        """Make the learner; regression has no classes and is refused."""
+        if tasks.kind != "classification":
+            raise ConfigError("Proto-MAML needs classes; these tasks are regression.")
+        return cls(options.loop(model, tasks), n_way=tasks.n_out)
 
     @property
     def traits(self) -> Traits:
@@ -47,40 +52,37 @@ class ProtoMAML:
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the body's parameters."""
-        theta = self.loop.model.init(generator)
-        return {name: p for name, p in theta.items() if name not in self.loop.model.head}
+        theta = self.model.init(generator)
+        return {name: p for name, p in theta.items() if name not in self.model.head}
 
-    def start(self, params: Params, support: Batch, *, base: Params) -> Start:
-        """Begin at the shared body; the head is built where the task is adapted."""
-        return Start(base)
-
-    def adapt(
+    def fit(
         self,
         start: Start,
         support: Batch,
         *,
-        bound: Bound | None = None,
+        memory: BoundMemory | None = None,
         steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
+        graph: bool = True,
+    ) -> Fitted:
         """Build the head from the support set, then take gradient steps on all tensors."""
-        order = self.loop.order if order is None else order
+        order = self.loop.order if graph else 0
         headed = {**start.theta, **self.head(start.theta, support, order=order)}
         return self.loop.run(
-            start._replace(theta=headed), support, bound=bound, steps=steps, order=order
+            start._replace(theta=headed), support, memory=memory, steps=steps, order=order
         )
 
     def head(self, theta: Params, support: Batch, *, order: int = 2) -> Params:
         """Return ``W = 2 p`` and ``b = -||p||^2``; detached unless second order."""
         with torch.set_grad_enabled(order == 2):
-            features = self.loop.model.at(0, stored=order == 0).features(theta, support.x)
+            features = self.model.at(0, stored=order == 0).features(theta, support.x)
             n_way = int(support.y.max()) + 1 if self.n_way is None else self.n_way
             prototypes = class_means(features, support.y, n_way=n_way)
-            weight, bias = self.loop.model.head
+            weight, bias = self.model.head
             return {weight: 2 * prototypes, bias: -prototypes.square().sum(-1)}
 
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate the query loss in the body."""
-        return query_rows(self.loop, adapted, query, leaves=leaves)
+    def for_classes(self, n_way: int) -> "ProtoMAML":
+        """Return this learner for tasks of ``n_way`` classes: its head is made per task."""
+        model: Any = self.model
+        outputs = "n_way" if hasattr(model, "n_way") else "n_out"
+        loop = replace(self.loop, model=replace(model, **{outputs: n_way}))
+        return replace(self, loop=loop, n_way=n_way)

@@ -1,21 +1,19 @@
 """TSA-MAML: Task Similarity Aware Meta-Learning (Zhou, Zou, Yuan, Feng, Xiong, Hoi, UAI 2021)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
+from torchemo.core.kmeans import centres
 from torchemo.core.tree import detach, expand, flatten, select
-from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.inner import Adapted
-from torchemo.learners.gradient.loop import InnerLoop
-from torchemo.learners.learner import STATE, Advance, Traits, network_names, query_rows
-from torchemo.memory.consolidation import centres
-from torchemo.memory.emo import Bound
+from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.loop import LoopOptions
+from torchemo.learners.learner import STATE, Advance, Traits, network_names
 
 SOLUTIONS, COLLECTED = STATE + "solutions", STATE + "collected"
 CENTRES, COUNT, PENDING = STATE + "centres", STATE + "count", STATE + "pending/"
@@ -23,17 +21,32 @@ CENTRES, COUNT, PENDING = STATE + "centres", STATE + "count", STATE + "pending/"
 
 @final
 @dataclass(frozen=True)
-class TSAMAML:
+class TSAMAMLOptions(LoopOptions):
+    """Options of TSA-MAML."""
+
+    groups: int = 5
+    """M, groups of tasks."""
+    first_stage: int = 600
+    """Outer steps of MAML before solutions are collected and clustered."""
+    cluster_tasks: int = 256
+    """How many solutions are clustered (published: 10 000)."""
+    cluster_on: Literal["body", "all"] = "body"
+    """Which tensors of a solution are compared."""
+
+
+@final
+@dataclass(frozen=True)
+class TSAMAML(GradientLearner):
     """Learn one initialisation per group of tasks with similar solutions, in two stages.
 
     Stage 1 is MAML. Then the solutions theta_S of ``cluster_tasks`` training tasks are collected while the
-    network rests, and clustered by k-means; the mean solution of a group is its initialisation. In
+    network is frozen, and clustered by k-means; the mean solution of a group is its initialisation. In
     stage 2 a task belongs to the group whose centre is nearest to its solution under the stage-1 network,
     which stays as it is, and starts from that group's initialisation. A group takes an outer step once it
     has collected as many tasks as an outer step has. All of it is one run: what is collected is kept
     with the parameters.
 
-    Reading: the published code clusters 10 000 solutions, whole; label orders are random, so we compare
+    Choice: the published code clusters 10 000 solutions, whole; label orders are random, so we compare
     bodies (``cluster_on``), and fewer tasks serve as well. A group that has collected more than enough steps
     on all it has. The published outer rate falls to zero over stage 2; ``outer.schedule`` lets it fall over
     the whole run. A group without a solution of its own begins at the mean of all.
@@ -46,7 +59,9 @@ class TSAMAML:
         cluster_on: Which tensors are compared: the ``body``, or ``all`` that are adapted.
     """
 
-    loop: InnerLoop
+    title: ClassVar[str] = "TSA-MAML"
+    Options: ClassVar[type[LoopOptions]] = TSAMAMLOptions
+
     groups: int = 5
     first_stage: int = 600
     cluster_tasks: int = 256
@@ -62,9 +77,24 @@ class TSAMAML:
             raise ConfigError(f"TSA-MAML: cluster_on is body or all, got '{self.cluster_on}'.")
         if self.loop.model.buffers:
             raise ConfigError(
-                "TSA-MAML: running statistics would go on moving the network that assigns tasks to groups.",
+                "TSA-MAML: running statistics would keep moving the network that assigns tasks to groups.",
                 hint="Use model.bn = transductive.",
             )
+
+    @classmethod
+    def build(cls, options: TSAMAMLOptions, model: Model, tasks: TaskShape) -> "TSAMAML":
+        """Make the learner from its options."""
+        return cls(
+            options.loop(model, tasks),
+            groups=options.groups,
+            first_stage=options.first_stage,
+            cluster_tasks=options.cluster_tasks,
+            cluster_on=options.cluster_on,
+        )
+
+    def staged_until(self, tasks: int) -> int:
+        """Return the outer step, of ``tasks`` tasks each, at which the groups are formed."""
+        return self.first_stage + self.cluster_tasks // tasks
 
     @property
     def traits(self) -> Traits:
@@ -96,12 +126,12 @@ class TSAMAML:
     def solutions(self, params: Params, support: Batch) -> Float[Tensor, "task number"]:
         """Adapt from the stage-1 network, without memory, and lay all adapted tensors end to end."""
         theta = detach(select(params, network_names(params)))
-        # Networks of pictures have a faster path for one task at a time.
+        # Networks of images have a faster path for one task at a time.
         few = 1 if support.x.dim() == 5 else len(support.x)
         found = []
         for x, y in zip(torch.split(support.x, few), torch.split(support.y, few), strict=True):
-            adapted = self.loop.run(Start(expand(theta, len(x))), Batch(x, y), order=0)
-            found.append(flatten(select(adapted.theta, self.loop.names(theta))))
+            fitted = self.loop.run(Start(expand(theta, len(x))), Batch(x, y), order=0)
+            found.append(flatten(select(fitted.path[-1], self.loop.names(theta))))
         return torch.cat(found)
 
     def assign(
@@ -112,24 +142,6 @@ class TSAMAML:
         # One centre at a time: all differences at once are as large as all solutions, times the groups.
         distances = [(compared - centre).square().sum(-1) for centre in params[CENTRES]]
         return torch.stack(distances, dim=1).argmin(1)
-
-    def adapt(
-        self,
-        start: Start,
-        support: Batch,
-        *,
-        bound: Bound | None = None,
-        steps: int | None = None,
-        order: int | None = None,
-    ) -> Adapted:
-        """Take gradient steps as MAML does."""
-        return self.loop.run(start, support, bound=bound, steps=steps, order=order)
-
-    def outer(
-        self, start: Start, adapted: Adapted, query: Batch, *, leaves: Sequence[Tensor]
-    ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
-        """Differentiate the query loss; the outer step carries it to the task's group."""
-        return query_rows(self.loop, adapted, query, leaves=leaves)
 
     def advance(
         self, params: Params, gradients: Params, *, about: Params, iteration: int

@@ -3,6 +3,7 @@
 `linear` holds Mean, Sum and Gated; `gate` and `coordinate` are two realisations of the Transformer.
 """
 
+from torchemo.config.registry import Registry
 from torchemo.memory.aggregators.aggregator import Aggregator as Aggregator
 from torchemo.memory.aggregators.coordinate import CoordinateTransformer as CoordinateTransformer
 from torchemo.memory.aggregators.gate import GateTransformer as GateTransformer
@@ -11,10 +12,15 @@ from torchemo.memory.aggregators.linear import Mean as Mean
 from torchemo.memory.aggregators.linear import Sum as Sum
 from torchemo.memory.aggregators.parts import weighted_sum as weighted_sum
 
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "mean": Mean,
-    "sum": Sum,
-    "gated": Gated,
-    "gate": GateTransformer,
-    "coordinate": CoordinateTransformer,
-}
+AGGREGATORS = Registry(
+    "aggregator",
+    "memory.aggregator",
+    {
+        "mean": "torchemo.memory.aggregators.linear:Mean",
+        "sum": "torchemo.memory.aggregators.linear:Sum",
+        "gated": "torchemo.memory.aggregators.linear:Gated",
+        "gate": "torchemo.memory.aggregators.gate:GateTransformer",
+        "coordinate": "torchemo.memory.aggregators.coordinate:CoordinateTransformer",
+    },
+    group="torchemo.aggregators",
+)

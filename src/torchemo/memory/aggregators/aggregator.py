@@ -1,11 +1,30 @@
 """What an aggregator is."""
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from torchemo.core.types import Params, Recall
+
+
+class Joined(NamedTuple):
+    """What an aggregator is made for.
+
+    Attributes:
+        shapes: Names and shapes of the tensors that are remembered.
+        k: Neighbours that a full memory recalls.
+        steps: Inner steps of training, for gates per step.
+        head: Names of the head tensors.
+        generator: Source of its weights.
+    """
+
+    shapes: dict[str, torch.Size]
+    k: int
+    steps: int
+    head: tuple[str, ...]
+    generator: torch.Generator
 
 
 @runtime_checkable
@@ -16,6 +35,9 @@ class Aggregator(Protocol):
     was recalled (m = 0). `Recall.active` is the caller's business: its choice is between `forward`
     and `own_only`.
     """
+
+    any_number: bool
+    """Whether tasks may recall different numbers of slots, the others having weight zero."""
 
     def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
         """Combine own and recalled gradients.

@@ -1,7 +1,8 @@
 """The Transformer aggregator (Eq. 10) in which every coordinate of a gradient is a sequence."""
 
 import math
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torchemo.core.errors import ConfigError
 from torchemo.core.tree import tree_map
 from torchemo.core.types import Params, Recall
+from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
     Init,
     base_weights,
@@ -25,6 +27,17 @@ from torchemo.memory.aggregators.parts import (
 )
 
 DIM, HEADS, HIDDEN = 16, 2, 32
+
+
+@final
+@dataclass(frozen=True)
+class CoordinateOptions:
+    """Options of the Transformer over coordinates."""
+
+    init: Init = "own"
+    """The rule it equals before training."""
+    max_neighbors: int | None = None
+    """Use only the nearest slots; 9 gives the paper's length 11 (A10)."""
 
 
 def features(x: Tensor, *, p: float = 10.0) -> Tensor:
@@ -66,7 +79,7 @@ class _Algebra(NamedTuple):
 class CoordinateTransformer(nn.Module):
     """Transformer over the scalars [cls, g_i, V_1i, ..., V_mi] of every coordinate i (Eq. 10).
 
-    The literal reading (A9): one post-norm layer (width 16, 2 heads, 32 hidden units), read at cls,
+    As the paper describes it (A9): one post-norm layer (width 16, 2 heads, 32 hidden units), read at cls,
     gives an increment that is added to the rule ``init``. Its last linear map starts at zero, so
     training starts exactly at that rule. The recall weights a_j enter through the rule alone.
 
@@ -88,6 +101,16 @@ class CoordinateTransformer(nn.Module):
         layer: Holds the weights of the transformer layer.
         readout: Output at cls to increment.
     """
+
+    any_number = False
+    Options: ClassVar[type[CoordinateOptions]] = CoordinateOptions
+
+    @classmethod
+    def build(cls, options: CoordinateOptions, joined: Joined) -> "CoordinateTransformer":
+        """Make the aggregator from its options."""
+        return cls(
+            generator=joined.generator, init=options.init, max_neighbors=options.max_neighbors
+        )
 
     def __init__(
         self,
@@ -131,7 +154,7 @@ class CoordinateTransformer(nn.Module):
     def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
         """Return the rule ``init`` without own gradient, plus the increments of [cls, V_1..V_m].
 
-        Reading: the rule is then ``Σ_j a_j V_j`` for mean and sum, 0 for own.
+        Choice: the rule is then ``Σ_j a_j V_j`` for mean and sum, 0 for own.
         """
         recall = nearest(recall, self.max_neighbors)
         names = list(recall.values)

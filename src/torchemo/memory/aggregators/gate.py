@@ -1,8 +1,9 @@
 """The Transformer aggregator (Eq. 10) that reads descriptions of gradients and mixes them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Params, Recall
+from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
     Init,
     base_weights,
@@ -27,6 +29,19 @@ from torchemo.memory.aggregators.parts import (
 
 BUCKETS = 62
 WIDTH = BUCKETS + 2  # the sketch, the log norm and the cosine
+
+
+@final
+@dataclass(frozen=True)
+class GateOptions:
+    """Options of the Transformer that mixes gradients."""
+
+    init: Init = "own"
+    """The rule it equals before training."""
+    layers: int = 6
+    """Layers of the Transformer."""
+    max_neighbors: int | None = None
+    """Use only the nearest slots; 9 gives the paper's length 11 (A10)."""
 
 
 @final
@@ -69,7 +84,7 @@ class CountSketch(nn.Module):
 class GateTransformer(nn.Module):
     """Transformer over [cls, g, V_1, ..., V_m] (Eq. 10) that says how to mix the true gradients.
 
-    Reading: the paper does not say how a gradient of thousands of entries becomes a token (A9).
+    Choice: the paper does not say how a gradient of thousands of entries becomes a token (A9).
     Here a token describes a gradient x of a tensor by 64 numbers: a `CountSketch` of x / ||x||,
     log ||x|| and cos(x, g). One transformer without positions serves all tensors. With its output h
 
@@ -79,7 +94,7 @@ class GateTransformer(nn.Module):
     zero, so training starts exactly at the rule ``init``, whose weights are c. The recall weights
     a_j enter through c alone: with ``init="own"`` no gradient reaches them.
 
-    Reading: norms are smoothed, ``||x|| = sqrt(Σ x² + floor²)``, so that a gradient of zero (a dead
+    Choice: norms are smoothed, ``||x|| = sqrt(Σ x² + floor²)``, so that a gradient of zero (a dead
     unit) has finite derivatives. The direction can be differentiated once, which is what
     second-order learners do; fused attention has no second derivative on every device.
 
@@ -96,7 +111,22 @@ class GateTransformer(nn.Module):
             hides it.
     """
 
+    any_number = False
+    Options: ClassVar[type[GateOptions]] = GateOptions
+
     distance: nn.Parameter | None
+
+    @classmethod
+    def build(cls, options: GateOptions, joined: Joined) -> "GateTransformer":
+        """Make the aggregator from its options."""
+        return cls(
+            joined.shapes,
+            generator=joined.generator,
+            head=joined.head,
+            init=options.init,
+            max_neighbors=options.max_neighbors,
+            layers=options.layers,
+        )
 
     def __init__(
         self,
@@ -156,7 +186,7 @@ class GateTransformer(nn.Module):
     def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
         """Return ``Σ_j (c_j + u_j / m) V_j``, read from the sequence without the token of g.
 
-        Reading: cosines with the absent g are 0, and c_j is what the rule ``init`` gives without an
+        Choice: cosines with the absent g are 0, and c_j is what the rule ``init`` gives without an
         own gradient: a_j for mean and sum, 0 for own.
         """
         recall = nearest(recall, self.max_neighbors)

@@ -1,13 +1,16 @@
 """The linear aggregators: Mean, Sum (Eq. 8, 9) and Gated."""
 
 from collections.abc import Sequence
-from typing import Literal, final
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
+from torchemo.config.registry import NoOptions
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.types import Params, Recall
+from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
     base_weights,
     mean_weights,
@@ -18,12 +21,34 @@ from torchemo.memory.aggregators.parts import (
 
 
 @final
+@dataclass(frozen=True)
+class MeanOptions:
+    """Options of Mean."""
+
+    rescale: Literal["none", "own"] = "none"
+    """own multiplies the result by m + 1, so that the own gradient keeps its rate (A8)."""
+    pad: bool = False
+    """Divide by k + 1 also while fewer slots are filled, so that the own rate is constant (A8)."""
+
+
+@final
+@dataclass(frozen=True)
+class GatedOptions:
+    """Options of Gated."""
+
+    per_step: bool = False
+    """A gate per inner step."""
+    learn_own: bool = False
+    """Learn the own gradient's factor too."""
+
+
+@final
 class Mean(nn.Module):
     """Mean of own and recalled gradients (Eq. 8): ``(g + Σ_j V_j) / (m + 1)``.
 
     With recall weights a_j it is ``(g + m Σ_j a_j V_j) / (m + 1)``; uniform ``a_j = 1/m`` is Eq. 8.
 
-    Reading: the own gradient counts 1/(m + 1), which falls from 1 to 1/(k + 1) while the memory
+    Choice: the own gradient counts 1/(m + 1), which falls from 1 to 1/(k + 1) while the memory
     fills (A8). ``rescale="own"`` multiplies by m + 1, so that the own gradient counts 1. ``pad``
     divides by k + 1 whatever m is, also in `own_only`, so that the own rate is constant. Recall
     without own gradient is ``Σ_j a_j V_j`` in all three.
@@ -38,6 +63,14 @@ class Mean(nn.Module):
         >>> Mean(k=3, pad=True).own_only({"w": torch.tensor([[8.0]])})
         {'w': tensor([[2.]])}
     """
+
+    any_number = False
+    Options: ClassVar[type[MeanOptions]] = MeanOptions
+
+    @classmethod
+    def build(cls, options: MeanOptions, joined: Joined) -> "Mean":
+        """Make the aggregator from its options."""
+        return cls(joined.k, rescale=options.rescale, pad=options.pad)
 
     def __init__(
         self, k: int, *, rescale: Literal["none", "own"] = "none", pad: bool = False
@@ -96,7 +129,18 @@ class Sum(nn.Module):
     """Own gradient plus the mean of the recalled ones (Eq. 9): ``g + (1/m) Σ_j V_j``.
 
     With recall weights a_j it is ``g + Σ_j a_j V_j``; uniform ``a_j = 1/m`` is Eq. 9.
+
+    Example:
+        >>> Sum().own_only({"w": torch.tensor([[8.0]])})
+        {'w': tensor([[8.]])}
     """
+
+    any_number = True
+
+    @classmethod
+    def build(cls, options: NoOptions, joined: Joined) -> "Sum":
+        """Make the aggregator."""
+        return cls()
 
     def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
         """Combine own and recalled gradients (Eq. 9); ``step`` makes no difference."""
@@ -124,7 +168,7 @@ class Gated(nn.Module):
     Not in the paper: Sum with one gate b_l per tensor, trained by the outer loss. It starts at
     zero, so training begins as the base learner, bit for bit, and the memory has to earn its share.
 
-    Reading: the own factor of ``learn_own`` belongs to the recall; where nothing is recalled the
+    Choice: the own factor of ``learn_own`` belongs to the recall; where nothing is recalled the
     own gradient is left alone, so that an empty memory is the base learner after training, too.
 
     Args:
@@ -135,9 +179,22 @@ class Gated(nn.Module):
     Attributes:
         gate: b_l, ``[L]`` or ``[L, steps]``.
         own: The factors of g, of the same shape, or None.
+
+    Example:
+        >>> Gated(["w", "b"]).gates()
+        {'w': 0.0, 'b': 0.0}
     """
 
+    any_number = True
+    Options: ClassVar[type[GatedOptions]] = GatedOptions
+
     own: nn.Parameter | None
+
+    @classmethod
+    def build(cls, options: GatedOptions, joined: Joined) -> "Gated":
+        """Make the aggregator from its options."""
+        steps = max(joined.steps, 1) if options.per_step else None
+        return cls(list(joined.shapes), steps=steps, learn_own=options.learn_own)
 
     def __init__(
         self, names: Sequence[str], *, steps: int | None = None, learn_own: bool = False

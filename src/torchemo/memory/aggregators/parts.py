@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.tree import norms
 from torchemo.core.types import Params, Recall
 
 Init: TypeAlias = Literal["own", "mean", "sum"]
@@ -69,7 +70,7 @@ def mix(
 def nearest(recall: Recall, count: int | None) -> Recall:
     """Keep the ``count`` nearest slots of every task (A10).
 
-    Reading: the weights of the kept slots are scaled up to the sum of all, so that a uniform recall
+    Choice: the weights of the kept slots are scaled up to the sum of all, so that a uniform recall
     stays uniform.
     """
     if count is None or recall.m <= count:
@@ -85,6 +86,14 @@ def nearest(recall: Recall, count: int | None) -> Recall:
         values={name: value[:, :count] for name, value in recall.values.items()},
         generations=recall.generations[:, :count],
     )
+
+
+def clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
+    """Scale each recalled tensor down to at most ``factor`` times the own gradient's norm (A25)."""
+    slots = value.flatten(0, 1)
+    size = norms({"": slots}).clamp_min(torch.finfo(value.dtype).tiny).view(value.shape[:2])
+    scale: Tensor = (factor * norms({"": own.detach()})[:, None] / size).clamp_max(1.0)
+    return value * scale.view(*scale.shape, *(1,) * (value.dim() - 2))
 
 
 def recalled_names(grads: Params, recall: Recall) -> list[str]:

@@ -1,4 +1,4 @@
-"""Self-recognition: train the key network to know a task again from other pictures of it.
+"""Self-recognition: train the key network to know a task again from other images of it.
 
 Hard kNN passes no gradient to the keys: "trained end to end" leaves the key network at its random
 start (A3). Here keys learn on their own: the key of a support set should be near the key of the
@@ -19,7 +19,7 @@ from torchemo.core.types import Batch, Episode, Params
 from torchemo.memory.keys.encoder import KeyEncoder, Summarizing
 
 PAUSE = 16
-"""Outer steps from one training of a key network that reads pictures to the next, after the start-up."""
+"""Outer steps from one training of a key network that reads images to the next, after the start-up."""
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -60,7 +60,7 @@ def query_as_support(query: Batch, n_way: int | None = None) -> Batch:
     if not member.any(-1).all():
         b, c = (~member.any(-1)).nonzero()[0].tolist()
         raise DataError(
-            f"query set of task {b}: class {c} has no picture.",
+            f"query set of task {b}: class {c} has no image.",
             hint="Self-recognition needs at least one query of every class.",
         )
     first = member.to(torch.uint8).argmax(-1)
@@ -86,6 +86,7 @@ class SelfRecognition:
         every: After the start-up, the outer steps from one training of the keys to the next. None: one where
             the network is `Summarizing`; else `PAUSE`, as encoding all older support sets with gradients
             takes about half as long as a second-order step.
+        settled: Share of their pace that the keys keep once slots are found by them.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class SelfRecognition:
         older: int = 48,
         temperature: float = 0.1,
         every: int | None = None,
+        settled: float = 0.2,
     ) -> None:
         self._weights = {name: p for name, p in encoder.named_parameters() if p.requires_grad}
         if not self._weights or older < 0 or temperature <= 0:
@@ -109,6 +111,7 @@ class SelfRecognition:
             raise ConfigError(f"recognition_every should be None or 1 and more, got {every}.")
         self.every = every or (1 if isinstance(encoder, Summarizing) else PAUSE)
         self.encoder = encoder
+        self.settled = settled
         self.n_way = n_way
         self.older = older
         self.temperature = temperature
@@ -129,9 +132,9 @@ class SelfRecognition:
         filled = min(self._pushed, self.older)
         return Batch(self._ring.x[:filled], self._ring.y[:filled])
 
-    def slow_down(self, factor: float = 0.2) -> None:
-        """Multiply the rate by ``factor``: to a fifth once slots are found by these keys."""
-        self._adam.param_groups[0]["lr"] *= factor
+    def settle(self) -> None:
+        """Slow the keys down once slots are found by them: pauses between trainings do so as well."""
+        self._adam.param_groups[0]["lr"] *= min(1.0, self.settled * self.every)
 
     def loss(self, episode: Episode, params: Params | None = None) -> Tensor:
         """Return the loss of a batch of tasks, on the graph of the key network.
@@ -239,7 +242,7 @@ class SelfRecognition:
                 raise ShapeError(
                     f"self-recognition: support sets of shape {list(values.shape[1:])} beside older"
                     f" ones of shape {list(ring.shape[1:])}.",
-                    hint="Use one n_way, one n_shot and one picture size throughout a run.",
+                    hint="Use one n_way, one n_shot and one image size throughout a run.",
                 )
 
     def _check_state(self, state: dict[str, Tensor]) -> None:

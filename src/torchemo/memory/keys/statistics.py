@@ -4,7 +4,8 @@ Mean colours tell birds from fungi; what a Transformer over a Conv-4 must learn 
 start, at a thousandth of the cost.
 """
 
-from typing import final
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -12,31 +13,61 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchemo.core.errors import ShapeError
-from torchemo.core.types import Batch, Params
+from torchemo.core.prototypes import class_means
+from torchemo.core.types import Batch, Model, Params, TaskShape
 from torchemo.memory.keys.encoder import (
+    KeyOptions,
     check_support,
     checked_keys,
-    class_means,
     draw_weights,
     join_pairs,
 )
 
 LAYOUT = 4
-"""Pictures are also described by their means over a grid of this many cells a side."""
+"""Images are also described by their means over a grid of this many cells a side."""
+
+
+@final
+@dataclass(frozen=True)
+class StatisticsOptions:
+    """Options of keys without weights."""
+
+    unit: bool = True
+    """Keys are unit vectors; needed by softmax weights."""
+    training: Literal["none"] = "none"
+    """There are no weights to train."""
+
+
+@final
+@dataclass(frozen=True)
+class StatisticsNetworkOptions(KeyOptions):
+    """Options of the network on statistics."""
+
+    dim: int = 64
+    """Dimension of a key."""
 
 
 @final
 class StatisticsKey(nn.Module):
     """Describe a task by plain statistics, without weights: the baseline of learned keys.
 
-    Pictures: e_i = mean and standard deviation of each channel, K = their mean over the task.
+    Images: e_i = mean and standard deviation of each channel, K = their mean over the task.
     Regression: e_i = (x_i, y_i), K = means, standard deviations and covariances of these numbers.
 
     Args:
-        x_dim: Channels of a picture, or numbers in one regression input.
-        y_dim: Numbers in one regression target; None for pictures.
+        x_dim: Channels of an image, or numbers in one regression input.
+        y_dim: Numbers in one regression target; None for images.
         unit: Put keys on the unit sphere (loses the scale of the statistics).
     """
+
+    Options: ClassVar[type[StatisticsOptions]] = StatisticsOptions
+
+    @classmethod
+    def build(
+        cls, options: StatisticsOptions, model: Model, tasks: TaskShape, *, generator: Generator
+    ) -> "StatisticsKey":
+        """Make the keys from their options."""
+        return cls(tasks.x[0], _targets(tasks), unit=options.unit)
 
     def __init__(self, x_dim: int, y_dim: int | None = None, *, unit: bool = False) -> None:
         super().__init__()
@@ -46,7 +77,7 @@ class StatisticsKey(nn.Module):
         self.dim = 2 * width if y_dim is None else width * (width + 3) // 2
 
     def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the statistics of each picture, or each pair (x, y)."""
+        """Return the statistics of each image, or each pair (x, y)."""
         x_dim, y_dim = self.sizes
         if y_dim is not None:
             check_support(support)
@@ -69,20 +100,34 @@ class StatisticsKey(nn.Module):
 class StatisticsNetwork(nn.Module):
     """Learn which plain statistics tell tasks apart: K = W_2 relu(W_1 s + b_1) + b_2, on the unit sphere.
 
-    Pictures: e_i = colours, contrast, roughness, correlation of channels and a coarse layout of the picture,
+    Images: e_i = colours, contrast, roughness, correlation of channels and a coarse layout of the image,
     s = mean and standard deviation of e_i over the task. Regression: s = first and second moments of the
     pairs (x, y), and how y goes with x^2 and x^3, each as sign(v) log(1 + |v|).
 
-    Reading: the paper's key network is a Transformer over image features; this one is ours. It sees neither
+    Choice: the paper's key network is a Transformer over image features; this one is ours. It sees neither
     labels nor the order of the support set.
 
     Args:
-        x_dim: Channels of a picture, or numbers in one regression input.
-        y_dim: Numbers in one regression target; None for pictures.
+        x_dim: Channels of an image, or numbers in one regression input.
+        y_dim: Numbers in one regression target; None for images.
         generator: Draws the weights.
         dim: Length of a key.
         hidden: Width of the hidden layer.
     """
+
+    Options: ClassVar[type[KeyOptions]] = StatisticsNetworkOptions
+
+    @classmethod
+    def build(
+        cls,
+        options: StatisticsNetworkOptions,
+        model: Model,
+        tasks: TaskShape,
+        *,
+        generator: Generator,
+    ) -> "StatisticsNetwork":
+        """Make the key network from its options."""
+        return cls(tasks.x[0], _targets(tasks), generator=generator, dim=options.dim)
 
     def __init__(
         self,
@@ -111,7 +156,7 @@ class StatisticsNetwork(nn.Module):
         return width * (width + 3) // 2 + 2 * x_dim * y_dim
 
     def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the statistics of each picture, or each pair (x, y)."""
+        """Return the statistics of each image, or each pair (x, y)."""
         x_dim, y_dim = self.sizes
         if y_dim is not None:
             check_support(support)
@@ -147,7 +192,7 @@ class StatisticsNetwork(nn.Module):
 
 
 def describe_pictures(x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n e"]:
-    """Describe each picture by numbers of about unit spread over photographs with values in [0, 1].
+    """Describe each image by numbers of about unit spread over photographs with values in [0, 1].
 
     Per channel its mean, its standard deviation, and the mean step to the right and to the lower neighbour;
     per pair of channels their covariance; the means of a coarse grid of cells.
@@ -165,11 +210,15 @@ def describe_pictures(x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n
     return torch.cat([*parts, (layout - 0.5) / 0.25], dim=-1)
 
 
+def _targets(tasks: TaskShape) -> int | None:
+    return tasks.n_out if tasks.kind == "regression" else None
+
+
 def _pictures(support: Batch, channels: int) -> Float[Tensor, "task n c h w"]:
     check_support(support)
     if support.x.ndim != 5 or support.x.shape[2] != channels:
         got = list(support.x.shape)
-        raise ShapeError(f"support pictures should be [B, n, {channels}, H, W], got {got}.")
+        raise ShapeError(f"support images should be [B, n, {channels}, H, W], got {got}.")
     return support.x
 
 

@@ -38,6 +38,6 @@ def mapped_zeros(shape: Sequence[int], *, dtype: torch.dtype, folder: Path) -> T
     except OSError as error:
         raise ResourceError(
             f"{folder}: no room for {count * dtype.itemsize:,} bytes of values: {error.strerror}.",
-            hint="Choose another folder (emo.memory.values_dir) or fewer slots (emo.memory.capacity).",
+            hint="Choose another folder (memory.values_dir) or fewer slots (memory.capacity).",
         ) from error
     return mapped.view(*shape)

@@ -55,9 +55,9 @@ def require(x: Tensor) -> None:
 
 def _obstacle(x: Tensor) -> str | None:
     if x.device.type != "cpu":
-        return f"pictures are on {x.device.type}, not on the CPU"
+        return f"images are on {x.device.type}, not on the CPU"
     if x.dtype not in BITS:
-        return f"pictures are {x.dtype}, not float32 or float64"
+        return f"images are {x.dtype}, not float32 or float64"
     if not plain_autograd():
         return "it is called inside a torch.func transform, torch.compile or forward-mode autograd"
     return None

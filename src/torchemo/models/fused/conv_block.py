@@ -32,32 +32,47 @@ def conv_block(
     accepted: normalisation removes it, and its gradient is exactly zero.
 
     Args:
-        x: Maps or pictures of one task, at least 2 x 2.
+        x: Maps or images of one task, at least 2 x 2.
         weight: Kernels.
         bias: Added to the convolution.
         scale: Factor of the normalised maps.
         shift: Added to them.
         eps: Added to the variances.
-        pictures: ``x`` may be taken for pictures, with kernels of their own, if it needs no gradient. Not for
+        pictures: ``x`` may be taken for images, with kernels of their own, if it needs no gradient. Not for
             the maps of another block: their bits must not depend on whether gradients are recorded.
     """
     _check(x, weight, bias, scale, shift)
-    filters, channels = weight.shape[:2]
+    # The kernels write whole groups of filters: those that are missing are zeros, cut off at the end.
+    filters = weight.shape[0]
     missing = -filters % GROUP
     if missing:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
         bias, scale, shift = (F.pad(v, (0, missing)) for v in (bias, scale, shift))
-    out: Tensor
-    parameters = (bias, scale.contiguous(), shift.contiguous(), eps)
-    if pictures and channels <= CHANNELS and not x.requires_grad:
-        out, _ = Pictures.apply(x.contiguous(), weight.contiguous(), *parameters)  # type: ignore[no-untyped-call]
-    else:
-        fill = -channels % GROUP
-        if fill:
-            x, weight = F.pad(x, (0, 0, 0, 0, 0, fill)), F.pad(weight, (0, 0, 0, 0, 0, fill))
-        x = x.contiguous(memory_format=torch.channels_last)
-        out, _ = Maps.apply(x, weight.contiguous(), *parameters)  # type: ignore[no-untyped-call]
+    images = pictures and x.shape[1] <= CHANNELS and not x.requires_grad
+    vectors = (bias, scale.contiguous(), shift.contiguous())
+    out = _on_images(x, weight, *vectors, eps) if images else _on_maps(x, weight, *vectors, eps)
     return out[:, :filters] if missing else out
+
+
+def _on_images(
+    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> Tensor:
+    out: Tensor
+    out, _ = Pictures.apply(x.contiguous(), weight.contiguous(), bias, scale, shift, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _on_maps(
+    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> Tensor:
+    """Run the kernels for maps, which also read whole groups of channels, channels last."""
+    fill = -x.shape[1] % GROUP
+    if fill:
+        x, weight = F.pad(x, (0, 0, 0, 0, 0, fill)), F.pad(weight, (0, 0, 0, 0, 0, fill))
+    x = x.contiguous(memory_format=torch.channels_last)
+    out: Tensor
+    out, _ = Maps.apply(x, weight.contiguous(), bias, scale, shift, eps)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _check(x: Tensor, weight: Tensor, *vectors: Tensor) -> None:
@@ -74,5 +89,5 @@ def _check(x: Tensor, weight: Tensor, *vectors: Tensor) -> None:
     if len(kinds) > 1:
         raise ShapeError(
             f"the tensors of a convolution block should have one type and device, got {kinds}.",
-            hint="Bring pictures and parameters to the same type, for example x.float().",
+            hint="Bring images and parameters to the same type, for example x.float().",
         )

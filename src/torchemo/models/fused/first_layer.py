@@ -1,4 +1,4 @@
-"""The block on pictures that need no gradient: the first layer, which never stores its maps."""
+"""The block on images that need no gradient: the first layer, which never stores its maps."""
 
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ from torchemo.models.fused.third_order import twice_only
 Maybe: TypeAlias = Tensor | None
 
 CHANNELS = 4
-"""Pictures with more channels have a Gram matrix that costs more than it saves."""
+"""Images with more channels have a Gram matrix that costs more than it saves."""
 
 
 class Pictures(torch.autograd.Function):
@@ -50,7 +50,7 @@ class PicturesBackward(torch.autograd.Function):
     """The derivative as an operation: ``(g, g_pooled, *kept) -> (dweight, dbias, dscale, dshift)``.
 
     ``g`` and ``g_pooled`` are the cotangents of the output and of what pooling took; ``kept`` are x, weight,
-    scale, the pictures' levels and Gram matrix, what pooling took, where, and the statistics. Normalisation
+    scale, the images' levels and Gram matrix, what pooling took, where, and the statistics. Normalisation
     takes away whatever the bias adds, so dbias is exactly zero.
     """
 

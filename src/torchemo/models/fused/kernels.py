@@ -15,7 +15,7 @@ _local = threading.local()
 
 
 def shape_of(x: Tensor, weight: Tensor) -> ctypes.Array[ctypes.c_long]:
-    """Return pictures, height, width, channels in and out as the kernels read them."""
+    """Return images, height, width, channels in and out as the kernels read them."""
     n, channels, height, width = x.shape
     return (ctypes.c_long * 5)(n, height, width, channels, weight.shape[0])
 

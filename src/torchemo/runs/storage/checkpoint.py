@@ -132,7 +132,7 @@ def _free_folder(run: StrPath, step: int) -> Path:
     if os.path.lexists(path):
         raise CheckpointError(
             f"step {step} is saved already: {path}.",
-            hint="A step is never overwritten; to go on from an earlier one, rewind the run first.",
+            hint="A step is never overwritten; to continue from an earlier one, rewind the run first.",
         )
     return path
 

@@ -95,7 +95,7 @@ def prune(run: StrPath, *, keep_last: int = 2, keep: Collection[int] = ()) -> li
 
 
 def rewind(run: StrPath, step: int) -> list[Path]:
-    """Put every checkpoint above ``step`` aside, to go on from there; return where they are now.
+    """Put every checkpoint above ``step`` aside, to continue from there; return where they are now.
 
     Nothing is deleted: damaged ones can be looked at, and good ones renamed back.
     """

@@ -34,7 +34,7 @@ class SequenceAutoencoder:
     A second GRU starts from the encoder's last state and writes the sequence backwards, fed with zeros
     first and then with what it wrote; the loss is the mean squared error.
 
-    Reading: torch's GRU cell applies the reset gate after the recurrent product, the published code's
+    Choice: torch's GRU cell applies the reset gate after the recurrent product, the published code's
     before it. Reset and update gates begin with bias 1 as there.
 
     Args:

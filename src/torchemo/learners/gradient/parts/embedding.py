@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Params
+from torchemo.core.types import Batch, Params, TaskShape
 from torchemo.learners.gradient.parts.initial import linear
 from torchemo.models.layers import truncated_normal
 
@@ -40,14 +40,14 @@ class Embedding(Protocol):
 @final
 @dataclass(frozen=True)
 class ImageEmbedding:
-    """Embed pictures as the published code of ARML and HSML does; a network beside the learner's own.
+    """Embed images as the published code of ARML and HSML does; a network beside the learner's own.
 
     Convolution 5x5 (no bias), ReLU, max-pooling 3x3 by 2, local response normalisation; convolution 5x5,
     ReLU, normalisation, pooling; two linear layers with ReLU, the first of 384. Sides are halved as under
     "same" padding. Weights: truncated normal, deviation 0.04; biases of the linear layers 0.1.
 
     Args:
-        channels: Channels of a picture.
+        channels: Channels of an image.
         height: Its height.
         width: Its width.
         dim: Size of an embedding.
@@ -135,3 +135,11 @@ def _halved(x: Tensor) -> Tensor:
 
 def _quarter(side: int) -> int:
     return math.ceil(math.ceil(side / 2) / 2)
+
+
+def embedding_for(tasks: TaskShape, dim: int) -> Embedding:
+    """Make what embeds a support example of such tasks for a reader of tasks."""
+    if len(tasks.x) == 3:
+        return ImageEmbedding(*tasks.x, dim=dim)
+    targets = None if tasks.kind == "classification" else tasks.n_out
+    return PointEmbedding(math.prod(tasks.x), targets, dim=dim)

@@ -1,0 +1,117 @@
+"""What answers: a learner, its parameters and its memory, without anything that trains them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torchemo.core.errors import CheckpointError
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Episode, Params
+from torchemo.learners.learner import STATE, Learner
+from torchemo.memory.interface import TaskMemory, current_names
+from torchemo.training.evaluate import Scores, evaluate
+from torchemo.training.predict import Prediction, predict
+
+OLD_GROUP = "emo"
+"""How the state of a memory was named in checkpoints before it was called memory."""
+
+
+@final
+@dataclass(frozen=True)
+class System:
+    """A trained learner with its memory.
+
+    Attributes:
+        learner: The learner.
+        params: Its meta-parameters.
+        memory: Its memory; None for the base learner.
+        iteration: Outer steps of meta-training behind it.
+        batched: Run the tasks of a batch in one call; None: see `torchemo.training.predict.runs_together`.
+        workers: Threads that share the tasks of a batch otherwise.
+    """
+
+    learner: Learner
+    params: Params
+    memory: TaskMemory | None = None
+    iteration: int = 0
+    batched: bool | None = None
+    workers: int = 1
+
+    @property
+    def title(self) -> str:
+        """The learner and how it remembers."""
+        return method_title(self.learner, self.memory)
+
+    def predict(
+        self, episode: Episode, *, steps: int | None = None, every_step: bool = True
+    ) -> Prediction:
+        """Adapt to support sets and answer queries; see `torchemo.training.predict.predict`."""
+        return predict(
+            self.learner,
+            self.params,
+            episode,
+            memory=self.memory,
+            steps=steps,
+            every_step=every_step,
+            batched=self.batched,
+            workers=self.workers,
+        )
+
+    def evaluate(
+        self, episodes: Iterable[Episode], *, steps: int | None = None, every_step: bool = True
+    ) -> Scores:
+        """Score fixed tasks; see `torchemo.training.evaluate.evaluate`."""
+        return evaluate(
+            self.learner,
+            self.params,
+            episodes,
+            memory=self.memory,
+            steps=steps,
+            every_step=every_step,
+            batched=self.batched,
+            workers=self.workers,
+        )
+
+
+def restored(
+    learner: Learner,
+    memory: TaskMemory | None,
+    groups: Mapping[str, Params],
+    *,
+    batched: bool | None = None,
+    workers: int = 1,
+) -> System:
+    """Make a system from the state that `torchemo.training.trainer.Trainer.state_dict` returned.
+
+    Raises:
+        CheckpointError: The state belongs to another learner or memory.
+    """
+    expected = learner.init(generator_for(0, "learner"))
+    params = {n: p.detach() for n, p in restore_memory(expected, memory, groups).items()}
+    iteration = int(groups["progress"]["iteration"])
+    if memory is not None:
+        memory.eval()
+    return System(learner, params, memory, iteration, batched, workers)
+
+
+def restore_memory(
+    expected: Params, memory: TaskMemory | None, groups: Mapping[str, Params]
+) -> Params:
+    """Check a saved state, give the memory its part of it, and return the saved parameters."""
+    saved = groups.get("params", {})
+    remembered = groups.get("memory", groups.get(OLD_GROUP))
+    known = {n: p.shape for n, p in expected.items() if not n.startswith(STATE)}
+    got = {n: p.shape for n, p in saved.items() if not n.startswith(STATE)}
+    if known != got or (remembered is not None) != (memory is not None):
+        raise CheckpointError(
+            f"the saved state has parameters {sorted(got)}, this run has {sorted(known)}.",
+            hint="Open it with the configuration the run was started with.",
+        )
+    if memory is not None and remembered is not None:
+        memory.load_state_dict(current_names(remembered))
+    return saved
+
+
+def method_title(learner: Learner, memory: TaskMemory | None) -> str:
+    """Name the learner and how it remembers: "MAML", "MAML + EMO", "MAML + offsets"."""
+    return learner.title if memory is None else f"{learner.title} + {memory.title}"
