@@ -1,4 +1,4 @@
-"""Small pictures and trees of them, and the real data where they are at hand."""
+"""Small images and trees of them, and the real data where they are at hand."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from PIL import Image
 
 
 def small_picture(seed, *, size=8, format="PNG"):
-    """An encoded picture that no other seed gives."""
+    """An encoded image that no other seed gives."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, format)
@@ -26,7 +26,7 @@ def picture():
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return ``tree({relative path: bytes}) -> folder``; an int stands for the picture of that seed."""
+    """Return ``tree({relative path: bytes}) -> folder``; an int stands for the image of that seed."""
 
     def write(files, name="set"):
         root = tmp_path / name
@@ -60,5 +60,5 @@ def real_data():
     """The folder of real image sets named by TORCHEMO_DATA."""
     root = os.environ.get("TORCHEMO_DATA")
     if not root or not Path(root, "splits.json").is_file():
-        pytest.skip("needs real pictures: set TORCHEMO_DATA to the folder that holds them")
+        pytest.skip("needs real images: set TORCHEMO_DATA to the folder that holds them")
     return Path(root)

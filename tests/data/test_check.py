@@ -92,7 +92,7 @@ def test_a_set_without_any_readable_picture_is_reported_and_an_unreadable_one_re
     tree, tmp_path
 ):
     report = check(tree({"wren/1.png": b"bad"}), SPEC)
-    assert report.problems == ("no picture can be read.",)
+    assert report.problems == ("no image can be read.",)
     assert not report.ok
     with pytest.raises(DataError, match="no such file"):
         check(tmp_path / "nothing", SPEC)

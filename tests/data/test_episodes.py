@@ -17,7 +17,7 @@ SPEC = EpisodeSpec(n_way=5, n_shot=2, n_query=3)
 
 
 def make_index(counts, *, domain="birds", split="train", size=4, channels=1):
-    """Every picture is unique: its first two pixels spell its number."""
+    """Every image is unique: its first two pixels spell its number."""
     total = sum(counts)
     images = np.random.default_rng(0).integers(0, 256, (total, channels, size, size), np.uint8)
     images[:, 0, 0, 0], images[:, 0, 0, 1] = np.divmod(np.arange(total), 256)

@@ -1,4 +1,4 @@
-"""Listings: how folders are understood, and what happens to pictures that are not alike."""
+"""Listings: how folders are understood, and what happens to images that are not alike."""
 
 import warnings
 from functools import partial
@@ -14,7 +14,7 @@ from torchemo.data.listing import ListedClass, Listing, Picture, arrange, decode
 
 
 def at(*places):
-    """Pictures that lie at these paths."""
+    """Images that lie at these paths."""
     return [(tuple(place.split("/")[:-1]), Picture(place, bytes)) for place in places]
 
 
@@ -78,8 +78,8 @@ def test_names_written_with_and_without_combining_accents_are_the_same():
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([], "set: there are no pictures in it"),
-        (["1.png", "wren/1.png"], "picture 1.png lies outside any class folder"),
+        ([], "set: there are no images in it"),
+        (["1.png", "wren/1.png"], "image 1.png lies outside any class folder"),
         (["wren/1.png", "more/jay/1.png"], "different depths: wren/1.png and more/jay/1.png"),
         (["tits/blue/1.png", "crows/jay/1.png"], "cannot tell classes from other folders"),
     ],
@@ -100,7 +100,7 @@ def test_the_first_readable_picture_settles_size_and_channels(picture):
     assert form == PictureForm(12, 12, 3, "box", resize=False)
     outcomes = [outcome for _, _, outcome in decode_all(listing, form)]
     assert [type(outcome) for outcome in outcomes] == [DataError, np.ndarray, DataError]
-    assert "is 8x8 pixels, the pictures before it are 12x12" in outcomes[2].message
+    assert "is 8x8 pixels, the images before it are 12x12" in outcomes[2].message
 
 
 def test_asking_goes_before_protocol_and_protocol_before_the_first_picture(picture):
@@ -116,7 +116,7 @@ def test_asking_goes_before_protocol_and_protocol_before_the_first_picture(pictu
 def test_without_any_readable_picture_the_form_cannot_be_settled():
     with pytest.raises(DataError, match=r"0\.png: is no readable"):
         form_for(listing_of(b"bad"), image_size=None, channels=None, resample="lanczos")
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         form_for(listing_of(), image_size=None, channels=None, resample="lanczos")
 
 
@@ -143,7 +143,7 @@ def test_pictures_decoded_on_many_cores_come_in_order_and_leave_warnings_as_they
     monkeypatch.setattr(listings, "usable_cores", lambda: 4)
     # Large ones take their time, so that the small ones after them are done first.
     encoded = [picture(seed, size=400 if seed % 5 == 0 else 8) for seed in range(40)]
-    encoded[7] = b"no picture"
+    encoded[7] = b"no image"
     classes = [
         ListedClass(
             str(c), [Picture(f"{c}/{i}", partial(encoded.__getitem__, i)) for i in rows], None, ""

@@ -1,4 +1,4 @@
-"""load: one door for every form, the same pictures behind each."""
+"""load: one door for every form, the same images behind each."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_a_split_file_beside_that_speaks_of_other_data_is_passed_over(tree, tmp_
 
 
 def test_a_bad_picture_stops_by_name_unless_bad_ones_may_be_skipped(tree):
-    root = tree(TREE | {"tit/9.png": b"no picture", "moa/1.png": b""})
+    root = tree(TREE | {"tit/9.png": b"no image", "moa/1.png": b""})
     with pytest.raises(DataError, match=r"moa.1\.png: is empty|9\.png: is no readable"):
         load(root)
     index = load(root, skip_bad=True)

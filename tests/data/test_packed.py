@@ -1,4 +1,4 @@
-"""Packed sets: the same pictures, whole or not at all, and no silent damage."""
+"""Packed sets: the same images, whole or not at all, and no silent damage."""
 
 import errno
 import json
@@ -113,7 +113,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not
     ]
     for folder in (dead, alive, *others):
         folder.mkdir()
-        (folder / "images.npy").write_bytes(b"half a picture")
+        (folder / "images.npy").write_bytes(b"half an image")
     elsewhere = tmp_path / "precious"
     elsewhere.mkdir()
     (tmp_path / ".tmp-packed-55555555").symlink_to(elsewhere)

@@ -21,7 +21,7 @@ CHECK_SIZE = 84
 
 
 class SmallClass(NamedTuple):
-    """A class with fewer good pictures than a task needs."""
+    """A class with fewer good images than a task needs."""
 
     domain: str
     name: str
@@ -39,7 +39,7 @@ class Duplicate(NamedTuple):
 
     @property
     def across_splits(self) -> bool:
-        """Whether a picture of one split is also in another, so that results would be too good."""
+        """Whether an image of one split is also in another, so that results would be too good."""
         return self.first_split != self.second_split
 
 
@@ -50,10 +50,10 @@ class CheckReport:
 
     Attributes:
         layout: What the data was recognised as.
-        domains: Classes and good pictures, by domain.
-        bad: Pictures that cannot be used, with the reason.
-        small: Classes with fewer pictures than K + Q.
-        duplicates: Pictures with the same pixels.
+        domains: Classes and good images, by domain.
+        bad: Images that cannot be used, with the reason.
+        small: Classes with fewer images than K + Q.
+        duplicates: Images with the same pixels.
         colliding: Groups of class names that differ only in upper and lower case.
         problems: Why N-way K-shot tasks cannot be drawn, by domain and split.
     """
@@ -68,13 +68,13 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the set can be used as it is: all readable, tasks fit, no picture in two splits."""
+        """Whether the set can be used as it is: all readable, tasks fit, no image in two splits."""
         leaks = any(duplicate.across_splits for duplicate in self.duplicates)
         return not (self.bad or self.problems or leaks)
 
 
 class _Survey(NamedTuple):
-    """Class of each good picture, bad pictures, and pictures seen before."""
+    """Class of each good image, bad images, and images seen before."""
 
     label: list[int]
     bad: list[BadPicture]
@@ -90,7 +90,7 @@ def check(
     image_size: int | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Decode every picture of an image set and report what is wrong with it.
+    """Decode every image of an image set and report what is wrong with it.
 
     Args:
         path: Any form that `torchemo.data.load.load` reads.
@@ -98,7 +98,7 @@ def check(
         splits: As in `load`.
         domain: As in `load`.
         image_size: Size at which duplicates are compared.
-        progress: Called with (pictures done, pictures in all).
+        progress: Called with (images done, images in all).
     """
     listing = find(path, splits=splits, domain=domain)
     size = image_size or listing.image_size or CHECK_SIZE
@@ -111,7 +111,7 @@ def check(
         _small(index, spec) if index else (),
         tuple(survey.duplicates),
         _colliding(listing),
-        _problems(index, spec) if index else ("no picture can be read.",),
+        _problems(index, spec) if index else ("no image can be read.",),
     )
 
 

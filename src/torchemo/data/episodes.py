@@ -20,17 +20,17 @@ from torchemo.data.index import ClassIndex
 class EpisodeSpec:
     """The shape of a task: N-way, K-shot, Q queries per class.
 
-    Reading: with ``rotations`` every class drawn for a task is turned by 0, 90, 180 or 270 degrees,
-    one turn for all its pictures, so that turned classes count as further classes across tasks (the
+    Choice: with ``rotations`` every class drawn for a task is turned by 0, 90, 180 or 270 degrees,
+    one turn for all its images, so that turned classes count as further classes across tasks (the
     Omniglot protocol); a class never meets a turned copy of itself within a task.
     """
 
     n_way: int = 5
     """Classes of a task, N."""
     n_shot: int = 1
-    """Support pictures per class, K."""
+    """Support images per class, K."""
     n_query: int = 15
-    """Query pictures per class, Q."""
+    """Query images per class, Q."""
     rotations: bool = False
     """Turn every class of a task by its own random multiple of 90 degrees."""
 
@@ -42,20 +42,20 @@ class EpisodeSpec:
 
     @property
     def images_per_class(self) -> int:
-        """Pictures a class must have: K + Q."""
+        """Images a class must have: K + Q."""
         return self.n_shot + self.n_query
 
 
 class EpisodeIds(NamedTuple):
-    """B tasks as picture ids: everything about them except the pixels.
+    """B tasks as image ids: everything about them except the pixels.
 
     Attributes:
-        support: Picture ids of the support sets, in the order of the examples.
+        support: Image ids of the support sets, in the order of the examples.
         support_y: Their labels ``0 .. n_way - 1``.
-        query: Picture ids of the query sets.
+        query: Image ids of the query sets.
         query_y: Their labels.
         classes: Which class of the index stands behind each label.
-        turns: Quarter turns of each label's pictures, counter-clockwise.
+        turns: Quarter turns of each label's images, counter-clockwise.
         domain: Domain number of each task, in the order of ``ClassIndex.domains``.
         number: Episode numbers.
     """
@@ -83,7 +83,7 @@ def sample_episodes(
     """Draw episodes ``start .. start + count - 1`` of a split.
 
     Episode i is a function of (seed, split, i) alone: it is the same in any batch, on any rank and
-    after any resume. One domain is drawn uniformly, then N of its classes, then K + Q pictures of
+    after any resume. One domain is drawn uniformly, then N of its classes, then K + Q images of
     each; labels follow the random order of the classes and the order of the examples is shuffled.
 
     Args:
@@ -96,10 +96,10 @@ def sample_episodes(
         domain: Draw from this domain only.
 
     Returns:
-        Pictures ``x [B, n, C, H, W]`` in [0, 1], labels ``y [B, n]``, domain and number of tasks.
+        Images ``x [B, n, C, H, W]`` in [0, 1], labels ``y [B, n]``, domain and number of tasks.
 
     Raises:
-        DataError: The split has too few classes or a class too few pictures.
+        DataError: The split has too few classes or a class too few images.
     """
     ids = sample_ids(index, spec, seed=seed, split=split, start=start, count=count, domain=domain)
     return gather(index, ids)
@@ -130,7 +130,7 @@ def sample_ids(
 
 
 def gather(index: ClassIndex, ids: EpisodeIds) -> Episode:
-    """Fetch the pictures of drawn tasks."""
+    """Fetch the images of drawn tasks."""
     return Episode(
         Batch(_pictures(index, ids, ids.support, ids.support_y), ids.support_y),
         Batch(_pictures(index, ids, ids.query, ids.query_y), ids.query_y),
@@ -140,7 +140,7 @@ def gather(index: ClassIndex, ids: EpisodeIds) -> Episode:
 
 
 def to_unit(images: UInt8[np.ndarray, "*batch c h w"]) -> Float[Tensor, "*batch c h w"]:
-    """Turn stored pictures, 0 .. 255, into what networks see: float32 in [0, 1]."""
+    """Turn stored images, 0 .. 255, into what networks see: float32 in [0, 1]."""
     return torch.from_numpy(images).to(torch.float32).div_(255)
 
 
@@ -159,8 +159,8 @@ def check_fits(
         _check_pool(index, spec, pool, split=split)
     if spec.rotations and index.shape[1] != index.shape[2]:
         raise DataError(
-            f"pictures of {index.shape[1]}x{index.shape[2]} pixels cannot be turned by 90 degrees.",
-            hint="Load square pictures, or switch rotations off.",
+            f"images of {index.shape[1]}x{index.shape[2]} pixels cannot be turned by 90 degrees.",
+            hint="Load square images, or switch rotations off.",
         )
 
 
@@ -223,7 +223,7 @@ def _draw(
 def _choose(
     index: ClassIndex, classes: NDArray[np.int64], images: int, *, generator: torch.Generator
 ) -> NDArray[np.int64]:
-    """Choose different pictures of each class, ``[way, images]``: the smallest of random keys."""
+    """Choose different images of each class, ``[way, images]``: the smallest of random keys."""
     counts = index.counts[classes]
     widest = int(counts.max())
     keys = torch.rand(len(classes), widest, generator=generator, dtype=torch.float64).numpy()

@@ -1,4 +1,4 @@
-"""The one in-memory form of an image set: pictures, their classes, and the split of each class."""
+"""The one in-memory form of an image set: images, their classes, and the split of each class."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _HASH_BYTES = 1 << 24
 
 
 class DomainSummary(NamedTuple):
-    """What one domain holds: classes by split, pictures, and its smallest and largest class."""
+    """What one domain holds: classes by split, images, and its smallest and largest class."""
 
     domain: str
     classes: dict[str, int]
@@ -34,14 +34,14 @@ class DomainSummary(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassIndex:
-    """Pictures sorted into classes, classes sorted into splits and domains.
+    """Images sorted into classes, classes sorted into splits and domains.
 
-    Splits are disjoint by class, as few-shot learning needs it: a class has one split. The pictures
+    Splits are disjoint by class, as few-shot learning needs it: a class has one split. The images
     may lie in RAM or in a memory map; they are held as a read-only view and never copied here.
 
     Args:
-        images: Pictures, uint8 ``[n, C, H, W]`` with one or three channels.
-        label: Class of each picture, integers ``[n]`` in ``0 .. len(class_names) - 1``.
+        images: Images, uint8 ``[n, C, H, W]`` with one or three channels.
+        label: Class of each image, integers ``[n]`` in ``0 .. len(class_names) - 1``.
         class_names: Name of each class, unique within a domain.
         class_split: Split of each class: ``train``, ``val`` or ``test``.
         class_domain: Domain of each class; a task never mixes domains.
@@ -88,7 +88,7 @@ class ClassIndex:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every picture."""
+        """Channels, height and width of every image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
@@ -111,12 +111,12 @@ class ClassIndex:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Pictures of each class, ``[classes]``."""
+        """Images of each class, ``[classes]``."""
         return np.bincount(self.label, minlength=len(self.class_names)).astype(np.int64)
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """Picture ids sorted by class: class c owns ``counts[c]`` of them from ``starts[c]`` on."""
+        """Image ids sorted by class: class c owns ``counts[c]`` of them from ``starts[c]`` on."""
         return np.argsort(self.label, kind="stable").astype(np.int64)
 
     @cached_property
@@ -125,7 +125,7 @@ class ClassIndex:
         return np.cumsum(self.counts) - self.counts
 
     def images_of(self, class_id: int | np.int64) -> NDArray[np.int64]:
-        """Return the picture ids of one class, ascending."""
+        """Return the image ids of one class, ascending."""
         start = self.starts[class_id]
         return self.order[start : start + self.counts[class_id]]
 
@@ -139,9 +139,9 @@ class ClassIndex:
         return keep.nonzero()[0].astype(np.int64)
 
     def select(self, class_ids: Sequence[int] | NDArray[np.int64]) -> "ClassIndex":
-        """Keep the given classes, in the given order; pictures stay in theirs.
+        """Keep the given classes, in the given order; images stay in theirs.
 
-        Pictures that lie side by side are viewed; otherwise they are copied into RAM.
+        Images that lie side by side are viewed; otherwise they are copied into RAM.
         """
         ids = np.asarray(class_ids, dtype=np.int64)
         position = np.full(len(self.class_names), -1, dtype=np.int64)
@@ -159,7 +159,7 @@ class ClassIndex:
     def subset(
         self, *, split: str | None = None, domain: str | None = None, min_images: int = 0
     ) -> "ClassIndex":
-        """Keep the classes of a split and a domain that have at least ``min_images`` pictures."""
+        """Keep the classes of a split and a domain that have at least ``min_images`` images."""
         ids = self.classes(split=split, domain=domain)
         ids = ids[self.counts[ids] >= min_images]
         if not len(ids):
@@ -170,7 +170,7 @@ class ClassIndex:
         return self.select(ids)
 
     def summary(self) -> tuple[DomainSummary, ...]:
-        """Count classes and pictures, one row per domain."""
+        """Count classes and images, one row per domain."""
         rows = []
         for domain in self.domains:
             ids = self.classes(domain=domain)
@@ -185,7 +185,7 @@ class ClassIndex:
         return tuple(rows)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of pictures, labels, names, splits and domains.
+        """Return the SHA-256 of images, labels, names, splits and domains.
 
         Sets with the same fingerprint give the same tasks, whatever form they were read from.
         """
@@ -199,14 +199,14 @@ class ClassIndex:
 
 
 def merge(indexes: Sequence[ClassIndex]) -> ClassIndex:
-    """Join image sets of one picture shape, for instance several domains, into one (in RAM)."""
+    """Join image sets of one image shape, for instance several domains, into one (in RAM)."""
     if not indexes:
         raise DataError("there is nothing to merge: no image set was given.")
     first = indexes[0]
     for index in indexes[1:]:
         if index.shape != first.shape:
             raise DataError(
-                f"domains {list(first.domains)} have pictures of shape {first.shape},"
+                f"domains {list(first.domains)} have images of shape {first.shape},"
                 f" domains {list(index.domains)} of shape {index.shape}.",
                 hint="Load all of them with the same --image-size and --channels.",
             )
@@ -238,10 +238,10 @@ def _check_images(images: NDArray[Any], label: NDArray[Any]) -> None:
             hint="Move the channel axis to position 1 and keep the 0..255 range.",
         )
     if 0 in images.shape:
-        raise DataError(f"there are no pictures: images have shape {list(images.shape)}.")
+        raise DataError(f"there are no images: images have shape {list(images.shape)}.")
     if label.shape != images.shape[:1] or not np.issubdtype(label.dtype, np.integer):
         raise DataError(
-            f"label should be integers of shape [{len(images)}], one per picture,"
+            f"label should be integers of shape [{len(images)}], one per image,"
             f" got {label.dtype} of shape {list(label.shape)}."
         )
 
@@ -265,7 +265,7 @@ def _check_classes(names: Sequence[str], splits: Sequence[str], domains: Sequenc
         held = [s for d, n, s in zip(domains, names, splits, strict=True) if (d, n) == pair]
         raise DataError(
             f"class {pair[1]!r} of domain {pair[0]!r} appears {times} times, in splits {held}.",
-            hint="A class belongs to one split: join its pictures, or rename one of the two.",
+            hint="A class belongs to one split: join its images, or rename one of the two.",
         )
 
 
@@ -273,6 +273,6 @@ def _check_labels(label: NDArray[Any], n_classes: int) -> None:
     if label.min() < 0 or label.max() >= n_classes:
         at = int(((label < 0) | (label >= n_classes)).argmax())
         raise DataError(
-            f"picture {at} has label {int(label[at])}; there are {n_classes} classes,"
+            f"image {at} has label {int(label[at])}; there are {n_classes} classes,"
             f" labels should lie in 0..{n_classes - 1}."
         )

@@ -1,4 +1,4 @@
-"""What lies on disk, before anything is decoded: classes and where their pictures can be read."""
+"""What lies on disk, before anything is decoded: classes and where their images can be read."""
 
 import unicodedata
 from collections import deque
@@ -30,23 +30,23 @@ PICTURE_SUFFIXES = frozenset(
         *(".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm"),
     )
 )
-"""Names that promise a picture; the ones we cannot read are listed too, to be refused by name."""
+"""Names that promise an image; the ones we cannot read are listed too, to be refused by name."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (pictures done, pictures in all)."""
+"""Called with (images done, images in all)."""
 
 
 Decoded: TypeAlias = NDArray[Any] | DataError
-"""The pixels of a picture, or what is wrong with it."""
+"""The pixels of an image, or what is wrong with it."""
 
 WORTH_A_THREAD = 1 << 12
-"""Bytes of an encoded picture below which handing it to another thread costs more than decoding it."""
+"""Bytes of an encoded image below which handing it to another thread costs more than decoding it."""
 AHEAD = 4
-"""Pictures in flight per core while others are decoded: enough to keep the cores busy, few in memory."""
+"""Images in flight per core while others are decoded: enough to keep the cores busy, few in memory."""
 
 
 class Picture(NamedTuple):
-    """One picture: its name for people, how to read it, and which part of it to keep."""
+    """One image: its name for people, how to read it, and which part of it to keep."""
 
     name: str
     read: Callable[[], bytes | NDArray[Any]]
@@ -54,7 +54,7 @@ class Picture(NamedTuple):
 
 
 class ListedClass(NamedTuple):
-    """One class: its pictures and, where the data says so, its split."""
+    """One class: its images and, where the data says so, its split."""
 
     name: str
     pictures: Sequence[Picture]
@@ -70,7 +70,7 @@ class Listing:
     Args:
         classes: The classes.
         layout: What the data was recognised as.
-        image_size: Side of the pictures in the published protocol of this layout, if it has one.
+        image_size: Side of the images in the published protocol of this layout, if it has one.
         channels: Channels in that protocol.
         invert: Whether that protocol swaps dark and light.
     """
@@ -83,7 +83,7 @@ class Listing:
 
     @property
     def total(self) -> int:
-        """How many pictures there are."""
+        """How many images there are."""
         return sum(len(c.pictures) for c in self.classes)
 
 
@@ -131,7 +131,7 @@ def join(listings: Sequence[Listing]) -> Listing:
 def form_for(
     listing: Listing, *, image_size: int | None, channels: int | None, resample: Resample
 ) -> PictureForm:
-    """Settle the form of all pictures; what is not asked for follows protocol, then the first picture."""
+    """Settle the form of all images; what is not asked for follows protocol, then the first image."""
     size = listing.image_size if image_size is None else image_size
     planes = listing.channels if channels is None else channels
     if size is not None and planes is not None:
@@ -150,10 +150,10 @@ def form_for(
 def decode_all(
     listing: Listing, form: PictureForm, *, progress: Progress | None = None
 ) -> Iterator[tuple[int, Picture, Decoded]]:
-    """Decode all pictures, in order: class number, picture, and its pixels or what is wrong with it.
+    """Decode all images, in order: class number, image, and its pixels or what is wrong with it.
 
     Files are read one after another; the decoder, which releases the interpreter lock, runs on all cores
-    where pictures are large enough.
+    where images are large enough.
     """
     total, cores = listing.total, usable_cores()
     pictures = ((number, p) for number, c in enumerate(listing.classes) for p in c.pictures)
@@ -175,14 +175,14 @@ def arrange(
     domain: str,
     where: str,
 ) -> tuple[ListedClass, ...]:
-    """Sort pictures into classes by the folders they lie in.
+    """Sort images into classes by the folders they lie in.
 
-    Understood are ``class/picture``, ``split/class/picture`` and ``domain/split/class/picture``, inside
+    Understood are ``class/image``, ``split/class/image`` and ``domain/split/class/image``, inside
     any number of folders that hold nothing else. Names of folders are compared in Unicode form C.
 
     Args:
-        pictures: Folders above each picture, and the picture.
-        empty: Folders without pictures, which may be empty classes.
+        pictures: Folders above each image, and the image.
+        empty: Folders without images, which may be empty classes.
         domain: Name of the domain where the folders do not say it.
         where: Name of the whole, for messages.
     """
@@ -209,7 +209,7 @@ def _row(index: ClassIndex, row: int) -> NDArray[Any]:
 def _begin(
     pool: ThreadPoolExecutor, picture: Picture, form: PictureForm
 ) -> Future[Decoded] | Decoded:
-    """Read a picture here, and have it decoded by the pool where there is much to decode."""
+    """Read an image here, and have it decoded by the pool where there is much to decode."""
     try:
         source = picture.read()
     except DataError as error:
@@ -227,7 +227,7 @@ def _attempt(source: bytes | NDArray[Any], picture: Picture, form: PictureForm) 
 
 
 def _first_kind(listing: Listing) -> PictureKind:
-    trouble = DataError("there are no pictures.")
+    trouble = DataError("there are no images.")
     for listed in listing.classes:
         for picture in listed.pictures:
             try:
@@ -240,19 +240,19 @@ def _first_kind(listing: Listing) -> PictureKind:
 def _common_depth(held: dict[tuple[str, ...], list[Picture]], *, where: str) -> int:
     if not held:
         raise DataError(
-            f"{where}: there are no pictures in it.",
-            hint="Expected one folder per class, with PNG, JPEG, WEBP or BMP pictures.",
+            f"{where}: there are no images in it.",
+            hint="Expected one folder per class, with PNG, JPEG, WEBP or BMP images.",
         )
     by_depth = {len(folders): pictures[0].name for folders, pictures in held.items()}
     if 0 in by_depth:
         raise DataError(
-            f"{where}: picture {by_depth[0]} lies outside any class folder.",
-            hint="Put every picture into the folder of its class.",
+            f"{where}: image {by_depth[0]} lies outside any class folder.",
+            hint="Put every image into the folder of its class.",
         )
     if len(by_depth) > 1:
         raise DataError(
-            f"{where}: pictures lie at different depths: {' and '.join(by_depth.values())}.",
-            hint="Use class/picture, split/class/picture or domain/split/class/picture throughout.",
+            f"{where}: images lie at different depths: {' and '.join(by_depth.values())}.",
+            hint="Use class/image, split/class/image or domain/split/class/image throughout.",
         )
     return next(iter(by_depth))
 
@@ -275,6 +275,6 @@ def _meanings(
             raise DataError(
                 f"{where}: cannot tell classes from other folders: {'/'.join(folders[0])}"
                 f" and {len(folders) - 1} more.",
-                hint="Use class/picture, split/class/picture or domain/split/class/picture.",
+                hint="Use class/image, split/class/image or domain/split/class/image.",
             )
         inner = [i[1:] for i in inner]

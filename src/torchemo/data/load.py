@@ -36,34 +36,26 @@ def load(
     Args:
         path: A folder of class folders, a zip archive of one, an ``.npz``, a packed set (opened as a
             memory map where nothing else is asked for), or a published layout.
-        image_size: Side of the pictures; by default the size they have, which must then be the same.
-        channels: 1 or 3; by default that of the first picture.
+        image_size: Side of the images; by default the size they have, which must then be the same.
+        channels: 1 or 3; by default that of the first image.
         splits: Where the splits come from; by default see `find`.
         domain: Name of the domain; by default that of the file or folder.
-        boxes: Cut pictures to the bounding boxes that come with them (CUB, FGVC-Aircraft).
-        resample: How pictures are resized.
-        skip_bad: Leave out pictures that cannot be read, instead of stopping at the first.
-        progress: Called with (pictures done, pictures in all).
+        boxes: Cut images to the bounding boxes that come with them (CUB, FGVC-Aircraft).
+        resample: How images are resized.
+        skip_bad: Leave out images that cannot be read, instead of stopping at the first.
+        progress: Called with (images done, images in all).
 
     Raises:
         DataError: Something cannot be read, by name and with the reason.
     """
-    path = Path(path)
-    if is_packed(path) and splits is None and domain is None:
-        index = open_packed(path)
-        size = (image_size,) * 2 if image_size is not None else index.shape[1:]
-        planes = index.shape[0] if channels is None else channels
-        if index.shape == (planes, *size):
+    form = {"image_size": image_size, "channels": channels}
+    # Only a packed set that is wanted as it is can stay on disk; anything else is read into memory.
+    if is_packed(Path(path)) and splits is None and domain is None:
+        index = open_packed(Path(path))
+        if _has_form(index, **form):
             return index
     listing = find(path, splits=splits, domain=domain, boxes=boxes)
-    return read(
-        listing,
-        image_size=image_size,
-        channels=channels,
-        resample=resample,
-        skip_bad=skip_bad,
-        progress=progress,
-    )
+    return read(listing, **form, resample=resample, skip_bad=skip_bad, progress=progress)
 
 
 def find(
@@ -73,7 +65,7 @@ def find(
     domain: str | None = None,
     boxes: bool = True,
 ) -> Listing:
-    """Recognise what lies at a path and list its classes; no picture is decoded.
+    """Recognise what lies at a path and list its classes; no image is decoded.
 
     Splits come from ``splits``; else from a ``splits.json`` beside or inside the data that speaks of it;
     else from the data (folders ``train``, ``val``, ``test``, or a ``class_split``); else the sorted class
@@ -132,14 +124,15 @@ def read(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> ClassIndex:
-    """Decode listed pictures into memory; arguments as in `load`."""
+    """Decode listed images into memory; arguments as in `load`."""
     form = form_for(listing, image_size=image_size, channels=channels, resample=resample)
     shape = (listing.total, form.channels, form.height, form.width)
+    # All at once: images collected in a list would need their memory twice.
     try:
         images, label = np.empty(shape, np.uint8), np.empty(listing.total, np.int64)
     except MemoryError as error:
         raise ResourceError(
-            f"pictures of shape {list(shape)} do not fit into memory.",
+            f"images of shape {list(shape)} do not fit into memory.",
             hint="Pack the data once (torchemo data pack) and use the packed set.",
         ) from error
     filled = 0
@@ -157,6 +150,13 @@ def read(
         [str(c.split) for c in listing.classes],
         [c.domain for c in listing.classes],
     )
+
+
+def _has_form(index: ClassIndex, *, image_size: int | None, channels: int | None) -> bool:
+    """Return whether images have the size and channels that are asked for, if any."""
+    size = (image_size,) * 2 if image_size is not None else index.shape[1:]
+    planes = index.shape[0] if channels is None else channels
+    return index.shape == (planes, *size)
 
 
 def _recognise(path: Path, domain: str) -> Listing:

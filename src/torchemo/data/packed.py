@@ -1,4 +1,4 @@
-"""Packed image sets: every picture decoded once, in one memory-mapped file with checksums.
+"""Packed image sets: every image decoded once, in one memory-mapped file with checksums.
 
 A packed set is a folder of ``images.npy`` (uint8 ``[n, C, H, W]``, sorted by class) and ``index.json``
 (classes, splits, domains, SHA-256 of both files). It appears under its name only when it is complete.
@@ -33,14 +33,14 @@ _MAX_INDEX_BYTES = 1 << 28
 
 
 class BadPicture(NamedTuple):
-    """A picture that cannot be used, and why."""
+    """An image that cannot be used, and why."""
 
     name: str
     reason: str
 
 
 class PackReport(NamedTuple):
-    """What was packed: where, how many pictures and classes, and which pictures were left out."""
+    """What was packed: where, how many images and classes, and which images were left out."""
 
     path: Path
     images: int
@@ -68,7 +68,7 @@ def pack(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Decode listed pictures once into a packed set.
+    """Decode listed images once into a packed set.
 
     The set is written beside its final place, read back, and published by renaming: after a crash it is
     there in full or not at all.
@@ -79,11 +79,11 @@ def pack(
         image_size: As in `torchemo.data.load.load`.
         channels: As there.
         resample: As there.
-        skip_bad: Leave out pictures that cannot be read, and name them in the report.
-        progress: Called with (pictures done, pictures in all).
+        skip_bad: Leave out images that cannot be read, and name them in the report.
+        progress: Called with (images done, images in all).
 
     Raises:
-        DataError: A picture is bad, or ``out`` exists.
+        DataError: An image is bad, or ``out`` exists.
         ResourceError: The disk is full.
     """
     out = Path(out)
@@ -112,7 +112,7 @@ def open_packed(path: Path | str, *, verify: bool = True) -> ClassIndex:
 
     Args:
         path: The folder.
-        verify: Compare the checksum of the pictures, which reads all of them once.
+        verify: Compare the checksum of the images, which reads all of them once.
 
     Raises:
         DataError: The set is damaged, incomplete or of a newer format; names the file.
@@ -292,7 +292,7 @@ def _parse(content: dict[str, Any], file: Path) -> _Index:
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: its entry {error} is missing or garbled.") from error
     if min(index.counts, default=-1) < 0 or (sum(index.counts),) != index.shape[:1]:
-        raise DataError(f"{file}: its classes do not add up to its pictures.")
+        raise DataError(f"{file}: its classes do not add up to its images.")
     return index
 
 

@@ -1,4 +1,4 @@
-"""Where tasks come from: embedded pictures, embedded regression, or image sets on disk."""
+"""Where tasks come from: embedded images, embedded regression, or image sets on disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,14 +47,14 @@ class TaskSource(Protocol):
 @final
 @dataclass(frozen=True)
 class PictureTasks:
-    """N-way K-shot tasks from classes of pictures."""
+    """N-way K-shot tasks from classes of images."""
 
     index: ClassIndex
     spec: EpisodeSpec
 
     @property
     def shape(self) -> TaskShape:
-        """Classification of pictures."""
+        """Classification of images."""
         spec = self.spec
         return TaskShape(
             "classification",
@@ -71,7 +71,7 @@ class PictureTasks:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of pictures, classes and splits."""
+        """Digest of images, classes and splits."""
         return self.index.fingerprint()
 
     def sample(

@@ -168,7 +168,7 @@ def _by_list(classes: Sequence[ListedClass], listed: Classes) -> list[ListedClas
 
 
 def _merge_same(classes: Sequence[ListedClass]) -> list[ListedClass]:
-    """Join pictures of one class that lie in several split folders (a split by picture)."""
+    """Join images of one class that lie in several split folders (a split by image)."""
     merged: dict[tuple[str, str], ListedClass] = {}
     for c in classes:
         key = (c.domain, c.name)
@@ -183,8 +183,8 @@ def _in_order(classes: Sequence[ListedClass]) -> tuple[ListedClass, ...]:
         if (c.domain, c.name) in owner:
             raise DataError(
                 f"class {c.name!r} lies in the splits {owner[c.domain, c.name]!r} and {c.split!r}:"
-                " the data are split by picture, few-shot learning needs splits by class.",
-                hint="Give splits of classes (a list or proportions); the pictures are then joined.",
+                " the data are split by image, few-shot learning needs splits by class.",
+                hint="Give splits of classes (a list or proportions); the images are then joined.",
             )
         owner[c.domain, c.name] = c.split
     domains = list(dict.fromkeys(c.domain for c in classes))

@@ -1,4 +1,4 @@
-"""decode: what a good picture becomes, and how a bad one is refused."""
+"""decode: what a good image becomes, and how a bad one is refused."""
 
 import io
 import struct
@@ -18,7 +18,7 @@ GREY = PictureForm(16, 16, channels=1)
 
 
 def photo(height=16, width=16, seed=0):
-    """A smooth colour picture, so that lossy formats stay close."""
+    """A smooth colour image, so that lossy formats stay close."""
     y, x = np.mgrid[0:height, 0:width].astype(float)
     phase = np.random.default_rng(seed).uniform(0, 3, (3, 1, 1))
     waves = 128 + 100 * np.sin(x / width * 2 + y / height * 3 + phase)
@@ -169,9 +169,9 @@ def animated(format):
 
 BAD = {
     "empty": (b"", "is empty"),
-    "text": (b"not a picture at all", "is no readable PNG/JPEG/WEBP/BMP picture"),
-    "gif": (encode(photo(), "GIF"), "is no readable PNG/JPEG/WEBP/BMP picture"),
-    "tiff": (encode(photo(), "TIFF"), "is no readable PNG/JPEG/WEBP/BMP picture"),
+    "text": (b"not an image at all", "is no readable PNG/JPEG/WEBP/BMP image"),
+    "gif": (encode(photo(), "GIF"), "is no readable PNG/JPEG/WEBP/BMP image"),
+    "tiff": (encode(photo(), "TIFF"), "is no readable PNG/JPEG/WEBP/BMP image"),
     "torn jpeg": (encode(photo(64, 64), "JPEG")[:-200], "cannot be decoded"),
     "torn png": (encode(photo(64, 64))[:200], "cannot be decoded"),
     "torn webp": (encode(photo(64, 64), "WEBP")[:60], "cannot be decoded"),
@@ -211,9 +211,7 @@ def test_damaged_bytes_give_a_picture_or_a_named_error_and_nothing_else(format, 
 
 def test_pictures_of_another_size_are_refused_where_resizing_was_not_asked_for():
     form = PictureForm(16, 16, resize=False)
-    with pytest.raises(
-        DataError, match=r"b\.png: is 20x16 pixels, the pictures before it are 16x16"
-    ):
+    with pytest.raises(DataError, match=r"b\.png: is 20x16 pixels, the images before it are 16x16"):
         decode(encode(photo(20, 16)), form, name="b.png")
     assert decode(encode(photo()), form, name="a").shape == (3, 16, 16)
 

@@ -21,13 +21,13 @@ def dump(path, content, protocol=2):
 
 
 def rows_of(split):
-    """Each split has four of the twelve pictures, two classes of two."""
+    """Each split has four of the twelve images, two classes of two."""
     start = 4 * SPLITS.index(split)
     return IMAGES[start : start + 4]
 
 
 def check_pixels(index):
-    """Every split holds its four pictures, two by two."""
+    """Every split holds its four images, two by two."""
     for split in SPLITS:
         ids = index.classes(split=split)
         got = np.concatenate([index.images[index.images_of(c)] for c in ids])
@@ -77,7 +77,7 @@ def test_pickles_by_split(tmp_path, pattern, labels):
 def test_two_sets_of_pickles_in_one_folder_are_refused(tmp_path):
     for name in ("CIFAR_FS_train.pickle", "FC100_train.pickle"):
         dump(tmp_path / name, {"data": IMAGES, "labels": [0] * 12})
-    with pytest.raises(DataError, match="several sets of pictures: cifar_fs, fc100"):
+    with pytest.raises(DataError, match="several sets of images: cifar_fs, fc100"):
         find(tmp_path)
 
 
@@ -130,11 +130,11 @@ CACHE, SPLIT = "mini-imagenet-cache-train.pkl", "CIFAR_FS_train.pickle"
         (
             CACHE,
             {"image_data": IMAGES, "class_dict": {"a": [0, 12]}},
-            "pictures that are not there",
+            "images that are not there",
         ),
-        (CACHE, {"image_data": IMAGES, "class_dict": {"a": [-1]}}, "pictures that are not there"),
-        (CACHE, {"image_data": IMAGES, "class_dict": {"a": ["x"]}}, "pictures that are not there"),
-        (SPLIT, {"data": IMAGES, "labels": [0]}, r"12 pictures, but labels int64 of shape \[1\]"),
+        (CACHE, {"image_data": IMAGES, "class_dict": {"a": [-1]}}, "images that are not there"),
+        (CACHE, {"image_data": IMAGES, "class_dict": {"a": ["x"]}}, "images that are not there"),
+        (SPLIT, {"data": IMAGES, "labels": [0]}, r"12 images, but labels int64 of shape \[1\]"),
         (SPLIT, {"data": IMAGES, "labels": [0.5] * 12}, "labels float64"),
         (SPLIT, {"data": IMAGES, "labels": [[0], [1, 2]]}, "not of one shape"),
         (SPLIT, {"data": IMAGES.astype(float), "labels": [0] * 12}, "got float64"),
@@ -151,7 +151,7 @@ def test_contents_that_do_not_fit_are_refused_by_name(tmp_path, name, content, m
     [
         ({}, {"label_specific": [0]}, "should hold a list of PNG files, holds dict"),
         ([b""], {"label_specific": [3], "label_specific_str": ["a"]}, "label 3, but only 1 class"),
-        ([b""], {"other": [3]}, "1 pictures, but labels"),
+        ([b""], {"other": [3]}, "1 images, but labels"),
     ],
 )
 def test_tiered_files_that_do_not_fit_are_refused(tmp_path, images, labels, message):
@@ -164,7 +164,7 @@ def test_tiered_files_that_do_not_fit_are_refused(tmp_path, images, labels, mess
 def test_a_stored_picture_of_another_kind_is_named_when_it_is_read(tmp_path):
     dump(tmp_path / "train_images_png.pkl", ["text"])
     dump(tmp_path / "train_labels.pkl", [0])
-    with pytest.raises(DataError, match="picture 0 is stored as str"):
+    with pytest.raises(DataError, match="image 0 is stored as str"):
         load(tmp_path, image_size=8, channels=3)
 
 

@@ -6,7 +6,8 @@ import scipy.io
 from PIL import Image
 
 from torchemo.core.errors import DataError
-from torchemo.data.layouts import BTAF, LAYOUTS
+from torchemo.data.layouts import LAYOUTS
+from torchemo.data.layouts.btaf import BTAF
 from torchemo.data.load import find, load
 from torchemo.data.splits import Proportions, SplitFile
 
@@ -194,7 +195,7 @@ def test_flowers_are_labelled_by_their_matlab_file(tree):
     expected = np.asarray(Image.open(root / "jpg" / "image_00003.jpg")).transpose(2, 0, 1)
     assert np.array_equal(index.images[index.images_of(1)[1]], expected)
     scipy.io.savemat(root / "imagelabels.mat", {"labels": np.array([[2, 1]], np.uint8)})
-    with pytest.raises(DataError, match=r"imagelabels\.mat: has 2 labels for 5 pictures"):
+    with pytest.raises(DataError, match=r"imagelabels\.mat: has 2 labels for 5 images"):
         find(root)
 
 

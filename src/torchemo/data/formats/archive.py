@@ -1,4 +1,4 @@
-"""Zip archives of pictures, read member by member and never unpacked to disk."""
+"""Zip archives of images, read member by member and never unpacked to disk."""
 
 import stat
 import struct
@@ -31,9 +31,9 @@ class Caps:
 
 
 def list_zip(path: Path, *, caps: Caps | None = None) -> list[tuple[tuple[str, ...], Picture]]:
-    """List the pictures of a zip archive: folders above each picture, and the picture.
+    """List the images of a zip archive: folders above each image, and the image.
 
-    The archive stays open as long as one of the pictures is in use.
+    The archive stays open as long as one of the images is in use.
 
     Raises:
         DataError: The archive is damaged, too large, or has a member that is a link, an archive,
@@ -71,7 +71,7 @@ def open_zip(
 
 
 def is_picture(parts: tuple[str, ...]) -> bool:
-    """Say whether a path, in parts, names a picture and not a hidden or system file."""
+    """Say whether a path, in parts, names an image and not a hidden or system file."""
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)
     return not hidden and PurePosixPath(parts[-1]).suffix.lower() in PICTURE_SUFFIXES
 

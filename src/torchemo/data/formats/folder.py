@@ -16,13 +16,13 @@ MAX_FILE_BYTES = 1 << 27
 def list_folder(
     root: Path,
 ) -> tuple[list[tuple[tuple[str, ...], Picture]], list[tuple[str, ...]]]:
-    """List the pictures below a folder, and the folders without anything below them.
+    """List the images below a folder, and the folders without anything below them.
 
-    Hidden files and files that do not promise to be pictures are passed over. Links are followed, down
+    Hidden files and files that do not promise to be images are passed over. Links are followed, down
     to a limited depth, so that a circle of links ends.
 
     Returns:
-        Folders above each picture with the picture, in sorted order; and the empty folders.
+        Folders above each image with the image, in sorted order; and the empty folders.
     """
     pictures: list[tuple[tuple[str, ...], Picture]] = []
     empty: list[tuple[str, ...]] = []
@@ -39,7 +39,7 @@ def list_folder(
 
 
 def picture_file(path: Path) -> Picture:
-    """Name a picture file and say how to read it."""
+    """Name an image file and say how to read it."""
     return Picture(str(path), partial(_read, path))
 
 
@@ -49,7 +49,7 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{path}: is no ordinary file.")
         if status.st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: has {status.st_size} bytes, too many for a picture.")
+            raise DataError(f"{path}: has {status.st_size} bytes, too many for an image.")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error

@@ -1,4 +1,4 @@
-"""From a picture file to pixels: every picture is treated as if a stranger had made it."""
+"""From an image file to pixels: every image is treated as if it came from an unknown source."""
 
 import io
 import threading
@@ -17,7 +17,7 @@ from torchemo.core.errors import ConfigError, DataError
 
 Resample: TypeAlias = Literal["lanczos", "box"]
 Box: TypeAlias = tuple[int, int, int, int]
-"""Left, upper, right, lower: the part of the picture to keep, in pixels."""
+"""Left, upper, right, lower: the part of the image to keep, in pixels."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_PIXELS = 50_000_000
@@ -27,7 +27,7 @@ _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "box": Image.Resampling.BOX}
 
 
 class PictureKind(NamedTuple):
-    """What a picture is before it is brought into form."""
+    """What an image is before it is brought into form."""
 
     height: int
     width: int
@@ -37,9 +37,9 @@ class PictureKind(NamedTuple):
 @final
 @dataclass(frozen=True)
 class PictureForm:
-    """The form every picture of a set is brought into.
+    """The form every image of a set is brought into.
 
-    Reading: the whole picture is resized, without crop, so that its sides may change their ratio; that
+    Choice: the whole image is resized, without crop, so that its sides may change their ratio; that
     is how the published few-shot sets were made. Transparent parts are shown on white.
     """
 
@@ -50,19 +50,17 @@ class PictureForm:
     resample: Resample = "lanczos"
     """``lanczos`` as in the published sets, ``box`` for the mean over an area."""
     resize: bool = True
-    """False refuses pictures of another size instead of resizing them."""
+    """False refuses images of another size instead of resizing them."""
     invert: bool = False
     """Swap dark and light (Omniglot: ink becomes 255)."""
     max_pixels: int = MAX_PIXELS
-    """Pictures that declare more pixels are refused before they are decoded."""
+    """Images that declare more pixels are refused before they are decoded."""
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1:
-            raise ConfigError(
-                f"a picture needs at least one pixel, got {self.height}x{self.width}."
-            )
+            raise ConfigError(f"an image needs at least one pixel, got {self.height}x{self.width}.")
         if self.channels not in (1, 3):
-            raise ConfigError(f"a picture has 1 or 3 channels, got {self.channels}.")
+            raise ConfigError(f"an image has 1 or 3 channels, got {self.channels}.")
         if self.resample not in _FILTERS:
             raise ConfigError(f"resample is one of {', '.join(_FILTERS)}, got {self.resample!r}.")
 
@@ -70,19 +68,19 @@ class PictureForm:
 def decode(
     source: bytes | NDArray[Any], form: PictureForm, *, name: str, box: Box | None = None
 ) -> UInt8[np.ndarray, "c h w"]:
-    """Decode one picture in full and bring it into form.
+    """Decode one image in full and bring it into form.
 
     Args:
-        source: An encoded picture, or pixels uint8 ``[h, w]`` or ``[h, w, channels]``.
+        source: An encoded image, or pixels uint8 ``[h, w]`` or ``[h, w, channels]``.
         form: What comes out.
-        name: How to name the picture in an error.
-        box: Part of the picture to keep, after its orientation was corrected.
+        name: How to name the image in an error.
+        box: Part of the image to keep, after its orientation was corrected.
 
     Returns:
         Pixels uint8 ``[channels, height, width]``.
 
     Raises:
-        DataError: The picture is damaged, too large, of another format, or animated.
+        DataError: The image is damaged, too large, of another format, or animated.
     """
     if isinstance(source, np.ndarray) and box is None and _in_form(source, form):
         pixels = source
@@ -99,13 +97,13 @@ def decode(
 def inspect(
     source: bytes | NDArray[Any], *, name: str, max_pixels: int = MAX_PIXELS
 ) -> PictureKind:
-    """Return the size and the number of channels (1 or 3) of a picture as it is."""
+    """Return the size and the number of channels (1 or 3) of an image as it is."""
     image = _load(source, max_pixels, name=name)
     return PictureKind(image.height, image.width, 1 if image.mode == "L" else 3)
 
 
 def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.Image:
-    """Return a picture the right way up, in mode L, RGB or RGBA."""
+    """Return an image the right way up, in mode L, RGB or RGBA."""
     if isinstance(source, np.ndarray):
         return _from_pixels(source, name=name)
     # Size is judged below, by our own cap; damaged metadata beside good pixels is no reason to stop.
@@ -120,18 +118,18 @@ def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.
         except Image.DecompressionBombError as error:
             raise _too_large(name, max_pixels) from error
         except UnidentifiedImageError as error:
-            found = "is empty" if not source else f"is no readable {'/'.join(FORMATS)} picture"
+            found = "is empty" if not source else f"is no readable {'/'.join(FORMATS)} image"
             raise DataError(f"{name}: {found}.", hint="Replace or remove the file.") from error
         except Exception as error:
             # A decoder fed with hostile bytes may raise anything; whatever it is, this file caused it.
             raise DataError(
                 f"{name}: cannot be decoded ({error or type(error).__name__}).",
-                hint="Replace or remove the file, or leave bad pictures out (--skip-bad).",
+                hint="Replace or remove the file, or leave bad images out (--skip-bad).",
             ) from error
 
 
 class _Quiet:
-    """Warnings are a setting of the process, and pictures are decoded in threads: count who needs silence."""
+    """Warnings are a setting of the process, and images are decoded in threads: count who needs silence."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -165,29 +163,29 @@ def _check_header(image: Image.Image, max_pixels: int, *, name: str) -> None:
         raise DataError(
             f"{name}: is {image.height}x{image.width} pixels, too small to show anything."
         )
-    # A JPEG with several frames (MPO) is one photograph with previews: its first frame is the picture.
+    # A JPEG with several frames (MPO) is one photograph with previews: its first frame is the image.
     frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
     if frames > 1:
         raise DataError(
-            f"{name}: is animated ({frames} frames); a picture has one.",
-            hint="Save the frames you mean as single pictures.",
+            f"{name}: is animated ({frames} frames); an image has one.",
+            hint="Save the frames you mean as single images.",
         )
 
 
 def _too_large(name: str, max_pixels: int) -> DataError:
     return DataError(
         f"{name}: declares more than {max_pixels} pixels.",
-        hint="Scale the picture down before using it.",
+        hint="Scale the image down before using it.",
     )
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-            return image  # not even copied, as most pictures are so
+            return image  # not even copied, as most images are so
         return ImageOps.exif_transpose(image)
     except Exception:
-        # Orientation is a note beside the pixels: an unreadable note means the picture as it lies.
+        # Orientation is a note beside the pixels: an unreadable note means the image as it lies.
         return image
 
 
@@ -228,8 +226,8 @@ def _resized(image: Image.Image, form: PictureForm, *, name: str) -> Image.Image
     if not form.resize:
         raise DataError(
             f"{name}: is {image.height}x{image.width} pixels,"
-            f" the pictures before it are {form.height}x{form.width}.",
-            hint="Choose --image-size to bring all pictures to one size.",
+            f" the images before it are {form.height}x{form.width}.",
+            hint="Choose --image-size to bring all images to one size.",
         )
     return image.resize((form.width, form.height), _FILTERS[form.resample])
 
@@ -238,7 +236,7 @@ def _inside(box: Box, size: tuple[int, int], *, name: str) -> Box:
     left, upper, right, lower = box
     inner = (max(0, left), max(0, upper), min(size[0], right), min(size[1], lower))
     if inner[0] >= inner[2] or inner[1] >= inner[3]:
-        raise DataError(f"{name}: the box {box} lies outside the picture of {size[0]}x{size[1]}.")
+        raise DataError(f"{name}: the box {box} lies outside the image of {size[0]}x{size[1]}.")
     return inner
 
 

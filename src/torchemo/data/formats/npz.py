@@ -1,4 +1,4 @@
-"""NumPy archives (``.npz``) of pictures, labels and what is known of each class."""
+"""NumPy archives (``.npz``) of images, labels and what is known of each class."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ def list_npz(path: Path, *, domain: str) -> tuple[ListedClass, ...]:
             f" got {label.dtype} of shape {list(label.shape)}."
         )
     if label.size == 0 or label.min() < 0:
-        raise DataError(f"{path}: there are no pictures, or a label is negative.")
+        raise DataError(f"{path}: there are no images, or a label is negative.")
     images = channels_last(images)
     names = _names(arrays, int(label.max()) + 1)
     if label.max() >= len(names):
@@ -65,7 +65,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def channels_last(images: NDArray[Any]) -> NDArray[Any]:
-    """Return pictures as ``[n, h, w]`` or ``[n, h, w, c]``, whichever way they were stored."""
+    """Return images as ``[n, h, w]`` or ``[n, h, w, c]``, whichever way they were stored."""
     if images.ndim == 4 and images.shape[3] not in (1, 3):
         return images.transpose(0, 2, 3, 1)
     return images
@@ -74,7 +74,7 @@ def channels_last(images: NDArray[Any]) -> NDArray[Any]:
 def rows_as_pictures(
     images: NDArray[Any], rows: NDArray[np.int64], *, name: str
 ) -> tuple[Picture, ...]:
-    """Treat rows of an array of pictures as pictures."""
+    """Treat rows of an array of images as images."""
     return tuple(Picture(f"{name}[{row}]", partial(images.__getitem__, int(row))) for row in rows)
 
 

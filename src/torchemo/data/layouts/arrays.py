@@ -44,8 +44,8 @@ def mini_imagenet_cache(root: Path, domain: str) -> Listing | None:
 def split_pickles(root: Path, domain: str) -> Listing | None:
     """Read ``<set>_{train,val,test}.pickle`` (miniImageNet, CIFAR-FS, FC100): ``data`` and ``labels``.
 
-    Reading: of the base classes' three files in the miniImageNet release of Gidaris and Komodakis only
-    ``train_phase_train`` is taken; the other two are further pictures of the same classes.
+    Choice: of the base classes' three files in the miniImageNet release of Gidaris and Komodakis only
+    ``train_phase_train`` is taken; the other two are further images of the same classes.
     """
     files = _matching(root, _SPLIT_FILE)
     files = [
@@ -56,7 +56,7 @@ def split_pickles(root: Path, domain: str) -> Listing | None:
     sets = {match["set"].lower() for match, _ in files}
     if len(sets) > 1:
         raise DataError(
-            f"{root}: holds several sets of pictures: {', '.join(sorted(sets))}.",
+            f"{root}: holds several sets of images: {', '.join(sorted(sets))}.",
             hint="Put the files of each set into a folder of its own.",
         )
     classes: list[ListedClass] = []
@@ -108,7 +108,7 @@ def _pictures_array(value: Any, *, path: Path) -> NDArray[Any]:
     images = _array(value, path=path)
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
-            f"{path}: pictures should be uint8 [n, h, w, c],"
+            f"{path}: images should be uint8 [n, h, w, c],"
             f" got {images.dtype} of shape {list(images.shape)}."
         )
     return images
@@ -118,7 +118,7 @@ def _array(value: Any, *, path: Path) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{path}: its pictures or labels are not of one shape.") from error
+        raise DataError(f"{path}: its images or labels are not of one shape.") from error
 
 
 def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:
@@ -129,7 +129,7 @@ def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:
         or numbers.min() < 0
         or numbers.max() >= total
     ):
-        raise DataError(f"{path}: a class lists pictures that are not there.")
+        raise DataError(f"{path}: a class lists images that are not there.")
     return numbers.astype(np.int64)
 
 
@@ -152,11 +152,11 @@ def _by_label(
     path: Path,
     names: Any = None,
 ) -> list[ListedClass]:
-    """Sort pictures into classes by their label."""
+    """Sort images into classes by their label."""
     numbers = _array(labels, path=path)
     if numbers.ndim != 1 or len(numbers) != len(images) or numbers.dtype.kind not in "iuSU":
         raise DataError(
-            f"{path}: has {len(images)} pictures, but labels {numbers.dtype} of shape"
+            f"{path}: has {len(images)} images, but labels {numbers.dtype} of shape"
             f" {list(numbers.shape)}."
         )
     classes = []
@@ -180,10 +180,10 @@ def _name(label: Any, names: Any, split: str, path: Path) -> str:
 
 
 def _encoded(images: Sequence[Any] | NDArray[Any], row: int) -> bytes | NDArray[Any]:
-    """Return a picture of an array, or the bytes of one that was stored as a file in memory."""
+    """Return an image of an array, or the bytes of one that was stored as a file in memory."""
     picture = images[row]
     if isinstance(picture, bytes):
         return picture
     if not isinstance(picture, np.ndarray):
-        raise DataError(f"picture {row} is stored as {type(picture).__name__}.")
+        raise DataError(f"image {row} is stored as {type(picture).__name__}.")
     return picture if isinstance(images, np.ndarray) else picture.tobytes()

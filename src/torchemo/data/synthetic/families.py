@@ -1,7 +1,7 @@
-"""Four worlds of synthetic pictures: things that look a little like birds, textures, aircraft, fungi.
+"""Four worlds of synthetic images: things that look a little like birds, textures, aircraft, fungi.
 
 Each world is a function of two sets of unit random numbers: ``kind`` makes the class (proportions, colours,
-markings) and ``shot`` makes the picture (pose, light, background).
+markings) and ``shot`` makes the image (pose, light, background).
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from torch import Tensor
 from torchemo.data.synthetic.shapes import Dials, Plane, colour, cover, paint
 
 World: TypeAlias = Callable[[Dials, Dials, int], Tensor]
-"""``(kind, shot, size) -> pictures [n, 3, size, size]``, roughly in 0 .. 1."""
+"""``(kind, shot, size) -> images [n, 3, size, size]``, roughly in 0 .. 1."""
 
 DIALS = 32
-"""How many random numbers a class has, and how many a picture."""
+"""How many random numbers a class has, and how many an image."""
 
 
 def birds(kind: Dials, shot: Dials, size: int) -> Tensor:
@@ -54,7 +54,7 @@ def birds(kind: Dials, shot: Dials, size: int) -> Tensor:
 
 
 def textures(kind: Dials, shot: Dials, size: int) -> Tensor:
-    """Fill the picture with a pattern of two crossed waves and a ripple, bent and sharpened."""
+    """Fill the image with a pattern of two crossed waves and a ripple, bent and sharpened."""
     plane = Plane.of(size)
     nil = torch.zeros(1, 1, 1)
     angle = kind.between(0.0, pi) + shot.between(-0.35, 0.35)

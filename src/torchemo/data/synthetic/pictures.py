@@ -1,7 +1,7 @@
-"""The embedded image set: synthetic pictures that need no download.
+"""The embedded image set: synthetic images that need no download.
 
 Four domains imitate the heterogeneity of birds, textures, aircraft and fungi. It is meant for the demo and
-for tests; numbers from it are numbers about synthetic pictures and say so through the domain names.
+for tests; numbers from it are numbers about synthetic images and say so through the domain names.
 """
 
 import numpy as np
@@ -27,13 +27,13 @@ def procedural(
 ) -> ClassIndex:
     """Draw the synthetic image set.
 
-    A class is a vector of random numbers (proportions, colours, markings), a picture adds its own (pose,
-    light, background). Picture i of class c of a family depends on (seed, family, c, i) alone.
+    A class is a vector of random numbers (proportions, colours, markings), an image adds its own (pose,
+    light, background). Image i of class c of a family depends on (seed, family, c, i) alone.
 
     Args:
-        image_size: Side of the pictures.
+        image_size: Side of the images.
         classes_per_family: Classes of each of the four families; 64 : 16 : 20 of them by split.
-        images_per_class: Pictures of each class.
+        images_per_class: Images of each class.
         seed: Another seed gives other classes.
 
     Example:
@@ -43,7 +43,7 @@ def procedural(
     """
     if min(image_size - 7, classes_per_family, images_per_class) < 1:
         raise ConfigError(
-            "the synthetic set needs pictures of 8 pixels or more, and at least one class and image,"
+            "the synthetic set needs images of 8 pixels or more, and at least one class and image,"
             f" got {image_size=}, {classes_per_family=}, {images_per_class=}."
         )
     names, splits, domains, images = [], [], [], []

@@ -1,6 +1,6 @@
-"""Soft shapes on batches of small colour pictures, drawn from formulas.
+"""Soft shapes on batches of small colour images, drawn from formulas.
 
-A field is a number per picture and pixel, ``[n, size, size]``; coordinates run from -1 to 1, x to the right
+A field is a number per image and pixel, ``[n, size, size]``; coordinates run from -1 to 1, x to the right
 and y downwards. Shapes are signed distances (negative inside) and edges are one pixel soft.
 """
 
@@ -40,7 +40,7 @@ class Plane:
 
     @staticmethod
     def of(size: int) -> "Plane":
-        """Return the coordinates of a whole picture."""
+        """Return the coordinates of a whole image."""
         steps = (torch.arange(size) + 0.5) * (2 / size) - 1
         return Plane(steps.expand(1, size, size), steps[:, None].expand(1, size, size), 2 / size)
 
@@ -94,5 +94,5 @@ def colour(hue: Tensor, saturation: Tensor, value: Tensor) -> Float[Tensor, "n 3
 
 
 def paint(picture: Tensor, covered: Tensor, ink: Tensor) -> Tensor:
-    """Lay ink ``[n, 3, 1, 1]`` over a picture ``[n, 3, h, w]`` where it is covered ``[n, h, w]``."""
+    """Lay ink ``[n, 3, 1, 1]`` over an image ``[n, 3, h, w]`` where it is covered ``[n, h, w]``."""
     return torch.lerp(picture, ink, covered[:, None])
