@@ -1,0 +1,1 @@
+"""Learners without an inner loop: features, and a classifier made of the support set."""
