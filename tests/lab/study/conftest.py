@@ -14,7 +14,7 @@ from torchemo.lab.study.scales import SCALES
 TINY = replace(
     SCALES["smoke/regression"],
     options=(
-        *("train.iterations=3", "train.tasks=2", "train.validate_every=1"),
+        *("train.steps=3", "train.tasks=2", "train.validate_every=1"),
         *("train.validation_tasks=2", "data.n_query=3", "model.hidden=[3]", "learner.steps=1"),
     ),
     test_tasks=6,
@@ -23,7 +23,7 @@ TINY = replace(
 
 CELLS = (
     Cell("maml", "MAML", "maml", "base"),
-    Cell("maml-emo-paper", "MAML + EMO", "maml-emo-paper", "emo"),
+    Cell("maml-emo-paper", "MAML + EMO", "maml-emo-paper", "memory"),
 )
 CONTRASTS = (Contrast("gain", "maml-emo-paper", "maml", "better", paper=2.0, claims=("C1",)),)
 

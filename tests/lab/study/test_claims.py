@@ -1,4 +1,4 @@
-"""What a result says about claims and entries: which contrasts count for which reading of EMO."""
+"""What a result says about claims and entries: which contrasts count for which variant of EMO."""
 
 import pytest
 
@@ -37,11 +37,16 @@ def result(entry, cells, contrasts, tasks="regression"):
     }
 
 
-MEMORY = [cell("maml-emo", role="emo"), cell("maml-emo-paper", role="emo")]
+def mixed(name, of=None):
+    """A cell of the paper's memory as it was recorded."""
+    return {**cell(name, "maml-emo-paper", "memory", of), "variant": "mixed"}
+
+
+MEMORY = [cell("maml-offsets", role="memory"), mixed("maml-emo-mixed")]
 
 
 @pytest.mark.parametrize(("base", "verdict"), [(2.0, "holds"), (0.0, "does not hold")])
-def test_what_is_said_of_learners_without_memory_counts_for_every_reading(base, verdict):
+def test_what_is_said_of_learners_without_memory_counts_for_every_variant(base, verdict):
     rules = [cell(f"maml {rule}", "maml") for rule in ("momentum", "adam")]
     cells = [cell("maml"), *rules, *MEMORY]
     found = entry_findings(
@@ -49,60 +54,61 @@ def test_what_is_said_of_learners_without_memory_counts_for_every_reading(base, 
             "T2",
             cells,
             [
-                contrast("maml-emo", "maml", 2.0),
-                contrast("maml-emo-paper", "maml", 2.0),
+                contrast("maml-offsets", "maml", 2.0),
+                contrast("maml-emo-mixed", "maml", 2.0),
                 contrast("maml", "maml momentum", base, name="SGD vs Momentum"),
                 contrast("maml momentum", "maml adam", 2.0, name="Momentum vs Adam"),
             ],
         )
     )
-    assert {finding.reading: finding.verdict for finding in found} == {
-        "ours": verdict,
-        "literal": verdict,
+    assert {finding.variant: finding.verdict for finding in found} == {
+        "offsets": verdict,
+        "mixed": verdict,
     }
     assert all("SGD vs Momentum: " in finding.ours for finding in found)
 
 
 def test_a_learner_that_takes_the_rates_of_another_is_no_control():
-    cells = [cell("maml"), cell("arml", of="maml"), cell("arml-emo", role="emo", of="maml")]
+    cells = [cell("maml"), cell("arml", of="maml"), cell("arml-offsets", role="memory", of="maml")]
     cells.append(cell("maml longer", "maml", of="maml"))
-    pairs = [("arml-emo", "arml"), ("arml-emo", "maml longer")]
+    pairs = [("arml-offsets", "arml"), ("arml-offsets", "maml longer")]
     (found,) = entry_findings(result("T7", cells, [contrast(*pair, 2.0) for pair in pairs]))
     assert found.verdict == "undecided"  # the table claims more than was run
-    assert "arml-emo vs arml: " in found.ours
+    assert "arml-offsets vs arml: " in found.ours
     assert "maml longer" not in found.ours
     assert found.ours.endswith("better than 1 of 1 controls")
 
 
-def test_a_cell_may_say_which_reading_it_has_where_its_preset_does_not():
-    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
-    cells.append({**cell("T=100 mended", "maml-emo-paper", "emo"), "reading": "mended"})
+def test_a_cell_may_say_which_variant_it_has_where_its_preset_does_not():
+    cells = [cell("maml"), cell("T=100 paper", "maml-emo-paper", "memory"), mixed("T=100 mixed")]
+    cells.append({**mixed("T=100 repaired"), "variant": "repaired"})
     pairs = [contrast(one["name"], "maml", 2.0, claims=["C4"]) for one in cells[1:]]
     found = claim_findings("C4", result("F3", cells, pairs))
-    assert {finding.reading for finding in found} == {"literal", "mended"}
+    assert {finding.variant for finding in found} == {"paper", "mixed", "repaired"}
 
 
 def test_what_the_paper_claims_counts_also_of_cells_that_share_their_rates():
-    cells = [cell("maml"), cell("T=100", "maml-emo-paper", "emo")]
-    cells.append(cell("T=20", "maml-emo-paper", "emo", of="T=100"))
-    pairs = [contrast("T=100", "T=20", 0.0, claims=["C4"])]
+    cells = [cell("maml"), mixed("T=100 mixed"), mixed("T=20 mixed", of="T=100 mixed")]
+    pairs = [contrast("T=100 mixed", "T=20 mixed", 0.0, claims=["C4"])]
     (found,) = entry_findings(result("F3", cells, pairs))
     assert found.verdict == "does not hold"
-    assert "T=100 vs T=20" in found.ours
+    assert "T=100 mixed vs T=20 mixed" in found.ours
     assert "controls" not in found.ours
 
 
 def test_a_claim_of_which_a_part_was_not_run_is_undecided_and_says_which():
-    cells = [cell("meta-sgd"), cell("meta-sgd-emo", role="emo")]
-    pairs = [contrast("meta-sgd-emo", "meta-sgd", 2.0, claims=["C1"])]
+    cells = [cell("meta-sgd"), cell("meta-sgd-offsets", role="memory")]
+    pairs = [contrast("meta-sgd-offsets", "meta-sgd", 2.0, claims=["C1"])]
     (found,) = claim_findings("C1", result("T1", cells, pairs, tasks="pictures"))
     assert found.verdict == "undecided"
-    assert "maml-emo vs maml: not run; anil-emo vs anil: not run" in found.ours
+    assert "maml-offsets vs maml: not run; anil-offsets vs anil: not run" in found.ours
     names = ("maml", "anil")
     cells += [
-        cell(f"{n}{kind}", role="emo" if kind else "base") for n in names for kind in ("", "-emo")
+        cell(f"{n}{kind}", role="memory" if kind else "base")
+        for n in names
+        for kind in ("", "-offsets")
     ]
-    pairs += [contrast(f"{n}-emo", n, 2.0, claims=["C1"]) for n in names]
+    pairs += [contrast(f"{n}-offsets", n, 2.0, claims=["C1"]) for n in names]
     (found,) = claim_findings("C1", result("T1", cells, pairs, tasks="pictures"))
     assert found.verdict == "holds"
     assert "not run" not in found.ours
@@ -129,29 +135,38 @@ def test_the_matrix_of_sets_needs_all_four(worlds, verdict):
 
 def test_a_control_that_is_the_base_learner_itself_is_not_counted_twice():
     cells = [cell("maml", runs=("r",)), *MEMORY]
-    cells.append(cell("maml-emo/no-memory", "maml-emo", "control", "maml-emo", runs=("r",)))
-    cells.append(cell("maml-emo/one-slot", "maml-emo", "control", "maml-emo"))
-    pairs = [contrast("maml-emo", "maml", 2.0, claims=["C1"])]
-    pairs += [contrast("maml-emo", c["name"], 2.0) for c in cells[-2:]]
+    cells.append(
+        cell("maml-offsets/no-memory", "maml-offsets", "control", "maml-offsets", runs=("r",))
+    )
+    cells.append(cell("maml-offsets/one-slot", "maml-offsets", "control", "maml-offsets"))
+    pairs = [contrast("maml-offsets", "maml", 2.0, claims=["C1"])]
+    pairs += [contrast("maml-offsets", c["name"], 2.0) for c in cells[-2:]]
     (found,) = claim_findings("C1", result("T1", cells, pairs))
     assert found.ours.endswith("better than 1 of 1 controls")
 
 
 def test_a_learner_that_takes_the_rates_of_other_sets_is_no_control():
     other = cell("maml on diverse", "maml", of="maml")
-    memory = cell("maml-emo on diverse", "maml-emo", "emo", "maml")
+    memory = cell("maml-offsets on diverse", "maml-offsets", "memory", "maml")
     cells = [cell("maml"), *MEMORY, {**other, "world": "diverse"}, {**memory, "world": "diverse"}]
-    pairs = [contrast("maml-emo", "maml", 2.0, claims=["C1"])]
-    pairs.append(contrast("maml-emo on diverse", "maml on diverse", 2.0))
+    pairs = [contrast("maml-offsets", "maml", 2.0, claims=["C1"])]
+    pairs.append(contrast("maml-offsets on diverse", "maml on diverse", 2.0))
     found = entry_findings(result("T1", cells, pairs, tasks="pictures"))
-    (ours,) = (one for one in found if one.reading == "ours")
-    assert "maml-emo on diverse vs maml on diverse" in ours.ours
+    (ours,) = (one for one in found if one.variant == "offsets")
+    assert "maml-offsets on diverse vs maml on diverse" in ours.ours
     assert "controls" not in ours.ours
 
 
 def test_controls_after_all_steps_are_not_held_against_fewer():
-    cells = [cell("maml"), *MEMORY, cell("maml-emo/one-slot", "maml-emo", "control", "maml-emo")]
-    pairs = [contrast("maml-emo", "maml", claims=["C2"]), contrast("maml-emo", "maml-emo/one-slot")]
+    cells = [
+        cell("maml"),
+        *MEMORY,
+        cell("maml-offsets/one-slot", "maml-offsets", "control", "maml-offsets"),
+    ]
+    pairs = [
+        contrast("maml-offsets", "maml", claims=["C2"]),
+        contrast("maml-offsets", "maml-offsets/one-slot"),
+    ]
     for entry, said in (("F2", False), ("T2", True)):
         (found,) = claim_findings("C2", result(entry, cells, pairs))
         assert ("controls" in found.ours) is said

@@ -33,7 +33,8 @@ def test_the_list_names_every_entry_with_its_minutes(torchemo):
         (("run", "T9", "--scale", "cpu"), "T9 cannot be run at scale 'cpu' with pictures"),
         (("run", "T1", "--jobs", "0"), "--jobs should be 1 or more"),
         (("run", "T1", "--cells", "nobody"), "no cell like nobody"),
-        (("run", "T1", "--options", "train.iteration=3"), "Did you mean 'train.iterations'"),
+        (("run", "T1", "--options", "train.step=3"), "Did you mean 'train.steps'"),
+        (("run", "T1", "--options", "memory.slots=3"), "unknown option 'memory.slots'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_run(torchemo, words, said, tmp_path):
@@ -75,10 +76,11 @@ def write_record(folder, contrasts, **changes):
     cells = [
         {
             **{"name": f"{learner}{kind}", "preset": f"{learner}{kind}"},
-            **{"role": "emo" if kind else "base", "tests": {}, "world": "mixed", "runs": []},
+            **{"role": "memory" if kind else "base", "tests": {}, "world": "mixed", "runs": []},
+            "variant": "mixed" if kind == "-emo-mixed" else None,
         }
         for learner in ("maml", "anil", "meta-sgd")
-        for kind in ("", "-emo", "-emo-paper")
+        for kind in ("", "-offsets", "-emo-mixed")
     ]
     worlds = {"mixed": ["regression:hsml4"]}
     result = a_result(cells=cells, contrasts=contrasts, worlds=worlds, **changes)
@@ -107,17 +109,17 @@ def test_without_records_everything_is_not_run_or_cannot_be_tested_here(tmp_path
 
 
 def gains(kind, low=0.01, high=0.03, **changes):
-    """All that C1 rests on, in one reading."""
+    """All that C1 rests on, in one variant."""
     return [
         a_contrast(f"{n}{kind} vs {n}", f"{n}{kind}", n, low=low, high=high, **changes)
         for n in ("maml", "anil", "meta-sgd")
     ]
 
 
-def test_a_claim_holds_in_a_reading_if_all_its_contrasts_hold(tmp_path):
-    write_record(tmp_path, [*gains("-emo-paper", low=-0.02, high=0.01), *gains("-emo")])
+def test_a_claim_holds_in_a_variant_if_all_its_contrasts_hold(tmp_path):
+    write_record(tmp_path, [*gains("-emo-mixed", low=-0.02, high=0.01), *gains("-offsets")])
     found = rows(reproducibility(tmp_path))["C1"]
-    assert [row[2] for row in found] == ["literal", "ours"]
+    assert [row[2] for row in found] == ["mixed", "offsets"]
     assert [row[-1].strip("* |") for row in found] == ["does not hold", "holds"]
     assert "+2.00 [+1.00, +3.00] points" in found[1][4]
     assert found[1][5] == "regression:hsml4 (the paper has no regression), cpu"
@@ -125,7 +127,7 @@ def test_a_claim_holds_in_a_reading_if_all_its_contrasts_hold(tmp_path):
 
 
 def test_a_study_at_the_smallest_scale_is_no_evidence(tmp_path):
-    write_record(tmp_path, [a_contrast("x", "maml-emo", "maml", low=1, high=2)], scale="smoke")
+    write_record(tmp_path, [a_contrast("x", "maml-offsets", "maml", low=1, high=2)], scale="smoke")
     assert rows(reproducibility(tmp_path))["C1"][0][-1].strip("* |") == "not run"
 
 
@@ -134,7 +136,7 @@ def test_the_benefit_table_must_hold_on_every_domain(tmp_path):
         "birds": {"value": 0.02, "low": 0.01, "high": 0.03},
         "fungi": {"value": 0.0, "low": -0.01, "high": 0.01},
     }
-    write_record(tmp_path, gains("-emo", per_domain=domains))
+    write_record(tmp_path, gains("-offsets", per_domain=domains))
     found = rows(reproducibility(tmp_path))
     assert found["C1"][0][-1].strip("* |") == "holds"
     assert found["T1"][0][-1].strip("* |") == "does not hold"

@@ -26,7 +26,7 @@ def test_purity_is_judged_on_other_tasks_than_the_owners_were_found_on():
 
 def trained(preset, steps=5, **options):
     study = tiny_study(
-        cells=(Cell("x", "X", preset, "emo"),),
+        cells=(Cell("x", "X", preset, "memory"),),
         contrasts=(),
         options=tuple(f"{name.replace('__', '.')}={v}" for name, v in options.items()),
     )
@@ -38,9 +38,9 @@ def trained(preset, steps=5, **options):
 
 def test_a_diagnosis_reports_every_number_and_changes_nothing():
     experiment = trained("maml-emo-paper")
-    before = memory_digest(experiment.trainer.emo)
+    before = memory_digest(experiment.trainer.memory)
     found = diagnose(experiment, tasks=8)
-    assert memory_digest(experiment.trainer.emo) == before
+    assert memory_digest(experiment.trainer.memory) == before
     assert found["chance"] == 0.25
     assert 0 <= found["same_domain"] <= 1
     assert -1 <= found["cosine"] <= 1
@@ -50,18 +50,19 @@ def test_a_diagnosis_reports_every_number_and_changes_nothing():
 
 
 def test_the_gates_of_an_aggregator_that_learns_them_are_reported():
-    gated = trained("maml-emo-paper", emo__aggregator__kind="gated")
+    gated = trained("maml-emo-paper", memory__aggregator__name="gated")
     found = diagnose(gated, tasks=4)
-    learned = gated.trainer.emo.aggregator.gate.tolist()
+    learned = gated.trainer.memory.aggregator.gate.tolist()
     assert list(found["gate_by_tensor"].values()) == learned
     assert any(learned)
     assert set(found["gate_by_tensor"]) == set(found["cosine_by_tensor"])
     assert "gate_by_tensor" not in diagnose(trained("maml-emo-paper"), tasks=4)
 
 
-def test_consolidated_slots_agree_with_the_gradients_that_made_them():
-    # One slot that all tasks share has moved against their rows: its cosine with minus a row is positive.
-    found = diagnose(trained("maml-emo", steps=20, emo__memory__capacity=1), tasks=16)
+def test_offsets_agree_with_the_gradients_that_made_them():
+    # One slot that all tasks share has moved against their gradients: its cosine with minus one of them is
+    # positive.
+    found = diagnose(trained("maml-offsets-joint", steps=20, memory__capacity=1), tasks=16)
     assert found["cosine"] > 0.05
     assert found["slots_in_use"] == 1
 

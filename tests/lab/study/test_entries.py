@@ -7,7 +7,7 @@ from torchemo.lab.study.catalogue import ENTRIES
 pytestmark = pytest.mark.study
 
 PICTURES = ("T2", "F4", "F6", "T6", "R2", "R3", "R5", "R6", "R7")
-"""Entries that are run on pictures; the others, quicker, on regression."""
+"""Entries that are run on images; the others, quicker, on regression."""
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,12 @@ def test_the_entry_runs_from_end_to_end(torchemo, out, name):
     assert not result["failed"]
     cells = {cell["name"]: cell for cell in result["cells"]}
     scored = [cell for cell in cells.values() if cell["tests"] or cell["cost"]]
+    reported = {name for contrast in result["contrasts"] for name in contrast["diverged"]}
     diverged = [
-        cell for cell in cells.values() if any(r["ended"] == "diverged" for r in cell["runs"])
+        cell
+        for cell in cells.values()
+        if not cell["tests"]
+        and (cell["name"] in reported or any(run["ended"] == "diverged" for run in cell["runs"]))
     ]
     assert len(scored) + len(diverged) >= len(cells)
     folder = out / f"{name}-smoke-{tasks}"
@@ -62,10 +66,12 @@ def test_the_benefit_table_runs_with_all_its_controls_on_pictures(torchemo, tmp_
     found = torchemo("study", "run", "T1", *words, "--cells", "maml*", "--json")
     assert found.code == 0, found.err
     cells = {cell["name"]: cell for cell in found.json[0]["cells"]}
-    assert len(cells) == 4 + 3 + 4
-    accuracy = cells["maml-emo"]["tests"]["mixed"]["per_step"][0]
+    assert (
+        len(cells) == 6 + 3 + 3 + 3 + 4
+    )  # with controls of three memories of gradients, and of offsets
+    accuracy = cells["maml-offsets"]["tests"]["mixed"]["per_step"][0]
     assert 0.2 <= accuracy <= 0.8  # two classes, labels at random, before the first step
-    for name in ("maml", "maml-emo", "maml-emo/no-memory", "maml-emo/one-slot"):
+    for name in ("maml", "maml-offsets", "maml-offsets/no-memory", "maml-offsets/one-slot"):
         assert set(cells[name]["tests"]) == {"mixed", "seen classes"}
         mixed, seen = (cells[name]["tests"][test] for test in ("mixed", "seen classes"))
         assert (len(mixed["per_step"]), len(seen["per_step"])) == (3, 1)

@@ -29,21 +29,21 @@ def test_a_figure_that_a_record_does_not_have_is_named(tmp_path):
         linked_figures(page, tmp_path, ROOT / "studies")
 
 
-def swept(name, value, preset="maml-emo-paper", reading=None):
+def swept(name, value, preset="maml-emo-paper", variant="mixed"):
     mean = {"value": value, "low": value - 0.1, "high": value + 0.1}
     tests = {"mixed": {"metric": "mse", "mean": mean, "seed_means": [value]}}
-    about = {"name": name, "preset": preset, "role": "emo", "world": "mixed", "of": None}
-    return {**about, "tests": tests, "reading": reading}
+    about = {"name": name, "preset": preset, "role": "memory", "world": "mixed", "of": None}
+    return {**about, "tests": tests, "variant": variant}
 
 
-def test_a_sweep_has_a_line_per_reading_and_all_begin_without_memory():
+def test_a_sweep_has_a_line_per_variant_and_all_begin_without_memory():
     base = {**swept("maml", 1.0, "maml"), "role": "base"}
-    cells = [base, swept("T=20", 3.0), swept("T=20 mended", 0.9, reading="mended")]
-    cells += [swept("T=8 ours", 0.4, "maml-emo"), swept("T=2 ours", 0.6, "maml-emo")]
+    cells = [base, swept("T=20 mixed", 3.0), swept("T=20 repaired", 0.9, variant="repaired")]
+    cells += [swept(f"T={n} offsets", v, "maml-offsets", None) for n, v in ((8, 0.4), (2, 0.6))]
     drawn = named_figures({"entry": "F3", "cells": cells})
     assert list(drawn) == ["sweep"]
     text = str(drawn["sweep"][1])
-    assert all(f">{reading}, 1-shot<" in text for reading in ("literal", "mended", "ours"))
+    assert all(f">{variant}, 1-shot<" in text for variant in ("mixed", "repaired", "offsets"))
     assert [text.index(f">{size}<") for size in (0, 2, 8, 20)] == sorted(
         text.index(f">{size}<") for size in (0, 2, 8, 20)
     )
@@ -68,19 +68,20 @@ def test_a_matrix_of_errors_shows_shares_of_them_and_names_what_has_no_result():
 
     def trained(preset, world, **errors):
         tests = {w: {"metric": "mse", "mean": {"value": e}} for w, e in errors.items()}
-        about = {"name": f"{preset} there", "preset": preset, "world": world, "role": "base"}
+        role = "base" if preset == "maml" else "memory"
+        about = {"name": f"{preset} there", "preset": preset, "world": world, "role": role}
         return {**about, "tests": tests}
 
     cells = [trained("maml", "first", first=0.5, second=4e8)]
-    cells += [trained("maml", "second", first=2.0, second=0.25), trained("maml-emo", "first")]
+    cells += [trained("maml", "second", first=2.0, second=0.25), trained("maml-offsets", "first")]
     about = {"against": "", "diverged": [], "metric": "mse"}
     contrasts = [
-        {**about, "cell": "maml-emo there", "test": tested, "over_tasks": {"value": value}}
+        {**about, "cell": "maml-offsets there", "test": tested, "over_tasks": {"value": value}}
         for tested, value in (("first", -0.3), ("second", -4e8))
     ]
     result = {"entry": "F5", "cells": cells, "contrasts": contrasts, "worlds": worlds}
     drawn = named_figures(result)
-    assert list(drawn) == ["maml", "maml-emo"]
+    assert list(drawn) == ["maml", "maml-offsets"]
     (_, base), (caption, gains) = drawn.values()
     assert all(f">{text}<" in str(base) for text in ("0.50", "4e+08", "2.00", "0.25"))
     assert "% of its error" in caption

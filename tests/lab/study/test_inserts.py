@@ -9,15 +9,15 @@ from torchemo.lab.study.pages.inserts import with_tables
 RECORD = "T1-cpu-regression"
 
 
-def page(kind="contrasts", rows="ours", record=RECORD):
+def page(kind="contrasts", rows="offsets", record=RECORD):
     return f"Words.\n\n<!-- study {record} {kind}: {rows} -->\nold numbers\n<!-- end -->\nMore words.\n"
 
 
 @pytest.fixture
 def records(tmp_path):
     contrasts = [
-        a_contrast("ours", "maml-emo", "maml", low=0.01, high=0.03),
-        a_contrast("literal", "maml-emo-paper", "maml", low=-0.02, high=0.01),
+        a_contrast("offsets", "maml-offsets", "maml", low=0.01, high=0.03),
+        a_contrast("mixed", "maml-emo-mixed", "maml", low=-0.02, high=0.01),
     ]
     write_record(tmp_path, contrasts, scale="cpu", tasks="regression", command="the command")
     return tmp_path
@@ -28,22 +28,22 @@ def test_a_table_is_made_from_the_rows_that_are_asked_for(records):
     assert found.startswith("Words.\n")
     assert found.endswith("<!-- end -->\nMore words.\n")
     assert "old numbers" not in found
-    assert "| ours |" in found
-    assert "literal" not in found
+    assert "| offsets |" in found
+    assert "mixed" not in found
     assert "+2.00" in found
     assert f"[{RECORD}.json](../{records.name}/{RECORD}.json): `the command`" in found
 
 
 def test_rows_come_in_the_order_of_the_page(records):
-    found = with_tables(page(rows="lit*; ours"), records)
-    assert found.index("| literal |") < found.index("| ours |")
+    found = with_tables(page(rows="mix*; offsets"), records)
+    assert found.index("| mixed |") < found.index("| offsets |")
 
 
 def test_the_command_stands_under_the_first_table_of_its_record_alone(records):
-    found = with_tables(page() + page(rows="literal"), records)
+    found = with_tables(page() + page(rows="mixed"), records)
     assert found.count(f"[{RECORD}.json]") == 2
     assert found.count("`the command`") == 1
-    assert found.index("`the command`") < found.index("| literal |")
+    assert found.index("`the command`") < found.index("| mixed |")
 
 
 def test_making_tables_anew_changes_nothing(records):

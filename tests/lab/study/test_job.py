@@ -80,7 +80,7 @@ def test_cells_that_share_a_run_are_each_tested_where_they_ask(run_tiny, first):
 
 
 @pytest.mark.parametrize("asked", [1, 4, 9])
-def test_a_study_that_is_stopped_goes_on_to_the_same_result(run_tiny, tmp_path, asked):
+def test_a_study_that_is_stopped_resumes_to_the_same_result(run_tiny, tmp_path, asked):
     _, whole = run_tiny()
     count = 0
 
@@ -126,7 +126,7 @@ def test_rates_that_diverge_with_another_seed_are_given_up_for_the_next_best(
     (other,) = set(rates) - {best}
 
     def train(root, config, **named):
-        wild = everywhere or (config is not None and config.learner.inner_lr == best)
+        wild = everywhere or (config is not None and config.learner.options["inner_lr"] == best)
         if config is not None and config.train.seed == 1 and wild:
             raise Diverged("a loss is not finite.")
         return real(root, config, **named)
@@ -143,7 +143,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(run_tiny, monkeypatch):
     real = job_module.train_run
 
     def train(root, config, **named):
-        if config is not None and config.emo.memory.capacity > 0:
+        if config is not None and config.memory.name != "none":
             raise DataError("no such thing.")
         return real(root, config, **named)
 
@@ -170,7 +170,7 @@ def test_progress_counts_the_steps_of_all_runs(run_tiny):
 def test_a_run_whose_cost_was_measured_before_can_still_be_trained(tmp_path):
     study = tiny_study()
     config = study.config(study.cells[0], {"mixed": ("regression:hsml4",)})
-    cost = Job("run", tmp_path / "run", dumps(config), iterations=3, cost=True)
+    cost = Job("run", tmp_path / "run", dumps(config), steps=3, cost=True)
     for job in (cost, replace(cost, cost=False)):
         assert work(job, tell=lambda step: None, should_stop=lambda: False).how == "done"
         assert is_done(job)

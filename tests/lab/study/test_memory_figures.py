@@ -17,7 +17,9 @@ def cell(preset, world="mixed", *, role="base", scores=(1.0, 2.0), suffix="", of
 
 def test_learners_are_paired_by_name_and_world_and_the_worst_comes_first():
     bases = [cell("maml"), cell("anil", scores=(5.0, 7.0)), cell("bmg"), cell("hsml")]
-    given = [cell(f"{n}-emo", role="emo", scores=(0.5, 0.7)) for n in ("maml", "anil", "bmg")]
+    given = [
+        cell(f"{n}-offsets", role="memory", scores=(0.5, 0.7)) for n in ("maml", "anil", "bmg")
+    ]
     others = [cell("maml", "surfaces", suffix=" on surfaces"), cell("maml", suffix=" longer")]
     (drawn,) = memory_figures({"cells": [*bases, *given, *others]}).items()
     world, (caption, figure) = drawn
@@ -32,11 +34,11 @@ def test_learners_are_paired_by_name_and_world_and_the_worst_comes_first():
 def test_what_is_trained_once_more_is_left_to_the_tables():
     names = ("maml", "anil", "bmg")
     usual = [cell(n, of=None if n == "maml" else "maml") for n in names]
-    usual += [cell(f"{n}-emo", role="emo", of=n) for n in names]
+    usual += [cell(f"{n}-offsets", role="memory", of=n) for n in names]
     again = [
-        cell(f"{n}{kind}", role="emo" if kind else "base", suffix=" longer", of=f"{n}{kind}")
+        cell(f"{n}{kind}", role="memory" if kind else "base", suffix=" longer", of=f"{n}{kind}")
         for n in names
-        for kind in ("", "-emo")
+        for kind in ("", "-offsets")
     ]
     (_, figure) = memory_figures({"cells": [*usual, *again]})["mixed"]
     assert "of 3 learners" in str(figure)
@@ -46,19 +48,23 @@ def test_learners_of_one_step_stand_beside_themselves_with_all_their_steps():
     names = ("maml", "anil", "meta-sgd")
     whole = [cell(n, scores=(3.0, 3.5)) for n in names]
     one = [cell(n, scores=(4.0, 4.5), suffix=" in one step") for n in names]
-    given = [cell(f"{n}-emo", role="emo", scores=(2.0,), suffix=" in one step") for n in names]
+    given = [
+        cell(f"{n}-offsets", role="memory", scores=(2.0,), suffix=" in one step") for n in names
+    ]
     for found in (*one, *given):
         found["title"] += ", one inner step"
     (_, figure) = memory_figures({"cells": [*whole, *one, *given]})["mixed"]
     text = str(figure)
     assert "without memory, all steps" in text
     assert ">MAML, one inner step<" in text
-    (_, usual) = memory_figures({"cells": [*whole, *(cell(f"{n}-emo") for n in names)]})["mixed"]
+    (_, usual) = memory_figures({"cells": [*whole, *(cell(f"{n}-offsets") for n in names)]})[
+        "mixed"
+    ]
     assert "all steps" not in str(usual)
 
 
 def test_few_learners_are_left_to_the_table():
-    assert memory_figures({"cells": [cell("maml"), cell("maml-emo", role="emo")]}) == {}
+    assert memory_figures({"cells": [cell("maml"), cell("maml-offsets", role="memory")]}) == {}
 
 
 @pytest.mark.parametrize(("worst", "ticks"), [(2.0, {"0.00", "0.25"}), (50.0, {"1", "10"})])

@@ -18,11 +18,11 @@ from torchemo.runs.events import read
 pytestmark = pytest.mark.faults
 
 
-def jobs_of(tmp_path, iterations):
+def jobs_of(tmp_path, steps):
     study = tiny_study(
         cells=CELLS[:1],
         contrasts=(),
-        options=(f"train.iterations={iterations}", "train.validate_every=20"),
+        options=(f"train.steps={steps}", "train.validate_every=20"),
     )
     run = StudyRun(study, tmp_path, workers=1)
     run.open_data()
@@ -57,7 +57,7 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, j
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
         *("--cells", "maml", "--out", str(tmp_path), "--json"),
         *("--jobs", str(jobs)),
-        *("--options", "train.iterations=300", "train.validate_every=50"),
+        *("--options", "train.steps=300", "train.validate_every=50"),
     )
     begun = subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -70,7 +70,7 @@ def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, j
     begun.send_signal(number)
     _, said = begun.communicate(timeout=400)
     assert begun.returncode == 128 + number, said
-    assert "go on with the same command" in said
+    assert "resume with the same command" in said
     assert not list(tmp_path.glob("F4-*"))
     again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr

@@ -8,7 +8,7 @@ from scipy import stats
 
 from torchemo.core.errors import DataError
 from torchemo.lab.study.entry import Cell, Contrast
-from torchemo.lab.study.pages.tables import familiar_table
+from torchemo.lab.study.pages.tables import recalled_table
 from torchemo.lab.study.records import LARGEST, read_result, read_results, record
 from torchemo.lab.study.result import (
     CellRuns,
@@ -88,7 +88,7 @@ def test_scores_are_kept_to_four_digits_whatever_their_size(tmp_path):
 
 def a_result(**changes):
     return {
-        "format": 1,
+        "format": 2,
         "entry": "T1",
         "scale": "cpu",
         "tasks": "regression",
@@ -186,19 +186,19 @@ def test_own_tasks_are_read_after_every_step_and_further_ones_after_the_last(tmp
     assert read_scores(found, "far").scores.tolist() == [[[6], [8]], [[9], [10]]]
 
 
-def test_what_was_familiar_is_a_mean_over_seeds_and_a_column_per_test(tmp_path):
+def test_what_was_recalled_is_a_mean_over_seeds_and_a_column_per_test(tmp_path):
     shares = {"own": (0.9, 0.8), "far": (0.25, 0.5)}
     for i in (0, 1):
         (tmp_path / str(i)).mkdir()
         for world, both in shares.items():
-            about = {"metric": "accuracy", "domains": ["x"], "domain": [0, 0], "familiar": both[i]}
+            about = {"metric": "accuracy", "domains": ["x"], "domain": [0, 0], "recalled": both[i]}
             (tmp_path / str(i) / world).write_text(json.dumps({**about, "per_task": [[1], [0]]}))
-    cell = Cell("c", "C", "maml-emo", "emo", world="own", tests=("far",))
+    cell = Cell("c", "C", "maml-offsets", "memory", world="own", tests=("far",))
     folders = (tmp_path / "0", tmp_path / "1")
     runs = CellRuns(cell, (0, 1), folders, {"own": "own", "far": "far"}, (), ())
     described = describe_cell(runs, {world: read_scores(runs, world) for world in shares})
-    base = {"title": "B", "tests": {"own": {"familiar": None}, "old": {}}}
-    found = familiar_table([base, described])
+    base = {"title": "B", "tests": {"own": {"recalled": None}, "old": {}}}
+    found = recalled_table([base, described])
     assert found.columns == ("method", "own", "far")
     assert found.rows == [("C", "0.850", "0.375")]
-    assert not familiar_table([base]).rows
+    assert not recalled_table([base]).rows

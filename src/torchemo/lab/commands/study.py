@@ -51,7 +51,7 @@ class ListStudies:
         if self.json:
             print_json(found)
             return 0
-        columns = ["study", "what", "cells", "minutes, cpu regression", "cpu pictures"]
+        columns = ["study", "what", "cells", "minutes, cpu regression", "cpu images"]
         rows = [
             [
                 one["name"],
@@ -68,7 +68,7 @@ class ListStudies:
 @final
 @dataclass(frozen=True)
 class RunStudy:
-    """Run a study; what is there is not run again, Ctrl-C saves and the same command goes on."""
+    """Run a study; what is there is not run again, Ctrl-C saves and the same command resumes."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
     """T1 .. T9, F1 .. F7, R1 .. R7; several share the runs they have in common."""
@@ -87,13 +87,13 @@ class RunStudy:
     no_controls: bool = False
     """Leave out the controls."""
     controls_of: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
-    """Only the controls of cells with such names, or controls with such names: maml-emo/one-slot."""
+    """Only the controls of cells with such names, or controls with such names: maml-offsets/one-slot."""
     jobs: int = 2
     """Runs at a time, each with one thread."""
     json: bool = False
     """Print the results as JSON."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
-    """Options of every run, such as train.iterations=500."""
+    """Options of every run whose parts have them, such as train.steps=500."""
 
     def run(self) -> int:
         """Run the command."""
@@ -127,7 +127,7 @@ class RunStudy:
                 )
                 result = run.run()
             if result is None:
-                print("saved; go on with the same command.", file=sys.stderr)
+                print("saved; resume with the same command.", file=sys.stderr)
                 return stop.exit_code
             failures += len(run.failures)
             results.append(result)
@@ -242,7 +242,7 @@ class RecordStudy:
 @final
 @dataclass(frozen=True)
 class RestoreStudy:
-    """Bring recorded runs back, so that a study goes on from its record without training them again."""
+    """Bring recorded runs back, so that a study continues from its record without training them again."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
     """T1 .. T9, F1 .. F7, R1 .. R7."""

@@ -7,7 +7,7 @@ from torchemo.core.errors import ConfigError
 from torchemo.lab.study.entry import Entry
 from torchemo.lab.study.own.fresh import R2, R3, R6, R7
 from torchemo.lab.study.own.limits import R4, R5
-from torchemo.lab.study.own.readings import R1
+from torchemo.lab.study.own.variants import R1
 from torchemo.lab.study.paper.figures import FIGURES
 from torchemo.lab.study.paper.t1_to_t6 import TABLES
 from torchemo.lab.study.paper.t7_to_t9 import COMPARISONS

@@ -2,16 +2,19 @@
 
 from types import MappingProxyType
 
+from torchemo.config.presets import parts_of
 from torchemo.config.run import RunConfig
 from torchemo.lab.study.entry import Cell, Contrast
 from torchemo.lab.study.scales import SEEN
+from torchemo.memory import MEMORIES
+from torchemo.memory.interface import TaskMemory
 
 CONTROLS: MappingProxyType[str, str] = MappingProxyType(
     {
         "no-memory": "without memory",
         "random-retrieval": "random retrieval",
         "random-gradients": "random gradients of the same norm",
-        "one-slot": "one slot for all tasks",
+        "one-slot": "single slot",
     }
 )
 """Names of the controls and how they are shown."""
@@ -20,21 +23,25 @@ CONTROLS: MappingProxyType[str, str] = MappingProxyType(
 def control_options(control: str, config: RunConfig) -> tuple[str, ...] | None:
     """Return what a control changes in the configuration it belongs to; None if it makes no sense there.
 
-    Consolidated slots are all recalled, so that choosing them at random means one random slot per task.
-    A single slot is a control of consolidated memories alone: it keeps their extra outer rate.
+    A task recalls all slots of a memory of offsets, so that choosing them at random means one random slot
+    per task. A single slot is a control of such memories alone: it keeps their extra outer rate. Without
+    memory the learner trains for as many outer steps as both did.
     """
-    consolidates = config.emo.memory.write == "consolidate"
+    offsets = MEMORIES[config.memory.name].offsets_start
     if control == "no-memory":
-        return ("emo.memory.capacity=0",)
+        alone = () if config.memory_steps is None else (f"train.steps={config.outer_steps}",)
+        return ("memory.name=none", *alone)
     if control == "random-retrieval":
-        return ("emo.retrieval.index=random", *(("emo.retrieval.k=1",) if consolidates else ()))
+        return ("memory.index=random", *(("memory.k=1",) if offsets else ()))
     if control == "random-gradients":
-        return ("emo.value.control=random_values",)
-    return ("emo.memory.capacity=1",) if consolidates else None
+        return ("memory.control=random_values",)
+    return ("memory.capacity=1",) if offsets else None
 
 
 def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
-    """Return the controls of a cell with memory, whose configuration is ``config``."""
+    """Return the controls of a cell whose configuration is ``config``; none if that has no memory."""
+    if not issubclass(MEMORIES[config.memory.name], TaskMemory):
+        return []
     found = []
     for name, title in CONTROLS.items():
         options = control_options(name, config)
@@ -50,7 +57,7 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
                     tests=tuple(test for test in cell.tests if test == SEEN),
                     n_shot=cell.n_shot,
                     of=cell.name,
-                    reading=cell.reading,
+                    variant=cell.variant,
                 )
             )
     return found
@@ -78,7 +85,7 @@ def _kind(control: Cell) -> str:
 
 def _base(control: Cell, cells: list[Cell]) -> Cell | None:
     """Return the learner of a control without memory, trained on the same, with rates of its own."""
-    learner = control.preset.removesuffix("-paper").removesuffix("-emo")
+    learner, _ = parts_of(control.preset)
     alike = (
         c
         for c in cells

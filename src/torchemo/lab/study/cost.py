@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 from torchemo.config.run import RunConfig
-from torchemo.runs.experiment import Experiment, open_experiment
+from torchemo.learners.learner import steps_of
+from torchemo.runs.experiment import Experiment, complete, open_experiment
 from torchemo.runs.footprint import footprint
-from torchemo.training.step import predict
 
 WARM, TIMED = 8, 12
 """Steps that fill the memory a little, and repetitions of what is timed."""
@@ -17,16 +17,19 @@ WARM, TIMED = 8, 12
 def measure_cost(config: RunConfig) -> dict[str, Any]:
     """Return how large a run is and how long its outer step and its inner steps take on one core.
 
-    Times are the least of several: whatever else the machine does can only add to them. Consolidated
-    slots are seeded at once, so that they are recalled.
+    Times are the least of several: whatever else the machine does can only add to them. Slots of offsets
+    are seeded at once, so that they are recalled.
     """
-    memory = replace(config.emo.memory, warmup=min(config.emo.memory.warmup, WARM // 2))
-    experiment = open_experiment(replace(config, emo=replace(config.emo, memory=memory)))
-    size = footprint(config.emo, experiment.trainer, experiment.source.shape)
+    config = complete(config)
+    if "warmup" in config.memory.options:
+        soon = min(config.memory.options["warmup"], WARM // 2)
+        config = replace(config, memory=config.memory.set(warmup=soon))
+    experiment = open_experiment(config)
+    size = footprint(experiment.system, experiment.source.shape)
     times = [_outer(experiment, number) for number in range(WARM + TIMED)][WARM:]
     return {
         "parameters": size.parameters,
-        "emo_parameters": size.emo_parameters,
+        "memory_parameters": size.memory_parameters,
         "memory_bytes": size.memory_bytes,
         "outer_step_ms": min(times),
         "inner_ms": _inner(experiment),
@@ -47,24 +50,17 @@ def _inner(experiment: Experiment) -> list[float]:
     The first number is what happens before the first step: key and recall. One query per class is
     answered after every step, which is part of all the times.
     """
-    trainer = experiment.trainer
+    system = experiment.system
     episode = experiment.source.sample("test", seed=0, start=0, count=1, n_query=1)
-    if trainer.emo is not None:
-        trainer.emo.eval()
+    if system.memory is not None:
+        system.memory.eval()
 
     def adapt(steps: int) -> float:
         began = time.process_time()
-        predict(
-            trainer.learner,
-            trainer.params,
-            episode,
-            emo=trainer.emo,
-            steps=steps,
-            batched=trainer.batched,
-        )
+        system.predict(episode, steps=steps)
         return 1e3 * (time.process_time() - began)
 
-    counts = range(trainer.learner.loop.steps + 1)
+    counts = range(steps_of(system.learner) + 1)
     rounds = [[adapt(steps) for steps in counts] for _ in range(TIMED)]
     least = [min(times) for times in zip(*rounds, strict=True)]
     return [least[0], *(after - before for before, after in pairwise(least))]

@@ -14,7 +14,7 @@ from torchemo.data.splits import SplitFile
 from torchemo.data.synthetic.pictures import procedural
 
 SYNTHETIC = "synthetic-"
-"""Begin of the names of the embedded picture sets."""
+"""Begin of the names of the embedded image sets."""
 
 _SYNTHETIC_CLASSES = 15
 _FORMS = (".zip", ".npz", "")
@@ -35,7 +35,7 @@ def prepare(
             without its ending; ``name#scheme`` chooses among several splits.
         data: Folder of image sets.
         out: Folder for packed sets.
-        image_size: Side of the pictures.
+        image_size: Side of the images.
         progress: Told the name of every set that is being packed.
 
     Raises:
@@ -46,7 +46,7 @@ def prepare(
         if name.startswith(REGRESSION):
             found[name] = name
             continue
-        place = out / f"{re.sub('[^A-Za-z0-9_.-]+', '-', name)}-{image_size}px"
+        place = packed_place(name, out, image_size)
         if not is_packed(place):
             progress(name)
             listing = _listing(name, data, image_size)
@@ -54,6 +54,11 @@ def prepare(
             pack(listing, place, image_size=image_size, channels=3)
         found[name] = str(place.resolve())
     return found
+
+
+def packed_place(name: str, out: Path, image_size: int) -> Path:
+    """Return where a set is packed; runs are named by the last part of it."""
+    return out / f"{re.sub('[^A-Za-z0-9_.-]+', '-', name)}-{image_size}px"
 
 
 def _listing(name: str, data: Path | None, image_size: int) -> Listing:

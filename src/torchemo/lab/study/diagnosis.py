@@ -7,50 +7,50 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchemo.core.types import Recall
-from torchemo.memory.aggregators import Gated
 from torchemo.memory.diagnostics import RecallStatistics, recall_statistics
-from torchemo.runs.experiment import Experiment
+from torchemo.runs.load import Opened
 from torchemo.training.step import outer_step
 
 SIZE = 4
 """Tasks that are looked at together."""
 
 
-def diagnose(experiment: Experiment, *, tasks: int, split: str = "test") -> dict[str, Any]:
+def diagnose(opened: Opened, *, tasks: int, split: str = "test") -> dict[str, Any]:
     """Recall for ``tasks`` unseen tasks and compare with what these tasks would leave behind.
 
-    Nothing is learned or remembered. The cosine of consolidated slots is taken with the *negative* row
-    of the outer gradient, because slots are offsets and move against it.
+    Nothing is learned or remembered. The cosine of offsets is taken with the *negative* outer gradient of a
+    task, because slots move against it.
 
     Returns:
         Means over tasks: same_domain, cosine and norm_ratio (over tensors and by tensor), age, distance;
         None where nothing was recalled. ``chance`` is the same-domain rate of slots drawn at random;
-        ``gate_by_tensor`` the learned shares of a `Gated` aggregator.
+        ``gate_by_tensor`` the learned shares of an aggregator with gates.
     """
-    trainer, source = experiment.trainer, experiment.source
-    if trainer.emo is None:
+    system, source = opened.system, opened.source
+    memory = system.memory
+    if memory is None:
         return {"tasks": 0}
-    trainer.emo.eval()
+    memory.eval()
     seen, recalls, domains = [], [], []
     for start in range(0, tasks, SIZE):
         episode = source.sample(split, seed=0, start=start, count=min(SIZE, tasks - start))
         step = outer_step(
-            trainer.learner, trainer.params, episode, emo=trainer.emo, batched=trainer.batched
+            system.learner, system.params, episode, memory=memory, batched=system.batched
         )
         if step.recall is None or episode.domain is None:
             continue
-        found = recall_statistics(
-            trainer.emo.memory, step.recall, step.values, domain=episode.domain
+        seen.append(
+            recall_statistics(memory.store, step.recall, step.values, domain=episode.domain)
         )
-        seen.append(found)
         recalls.append(step.recall)
         domains.append(episode.domain)
-    sign = -1.0 if trainer.emo.consolidates else 1.0
+    sign = -1.0 if memory.offsets_start else 1.0
     result = {"tasks": tasks, "chance": 1 / len(source.domains), **_means(seen, sign)}
-    if isinstance(trainer.emo.aggregator, Gated) and not trainer.emo.consolidates:
-        result["gate_by_tensor"] = trainer.emo.aggregator.gates()
-    if trainer.emo.consolidates and recalls and recalls[0].m:
-        weights = _weights(recalls, len(trainer.emo.memory))
+    gates = getattr(memory.aggregator, "gates", None)
+    if gates is not None:
+        result["gate_by_tensor"] = gates()
+    if memory.offsets_start and recalls and recalls[0].m:
+        weights = _weights(recalls, len(memory.store))
         result["same_domain"] = slot_purity(weights, torch.cat(domains))
         result["slots_in_use"] = int((weights.mean(0) > 0.5 / weights.shape[1]).sum())
     return result

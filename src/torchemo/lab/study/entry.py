@@ -7,10 +7,12 @@ from typing import Literal, TypeAlias, final
 from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import Scale
 
-LITERAL, MENDED, OURS = "literal", "mended", "ours"
-"""Readings of EMO: as printed; the same with what R1 shows to break it mended; consolidated slots."""
+MIXED, REPAIRED, OFFSETS = "mixed", "repaired", "offsets"
+"""Variants of EMO beside those that presets are named after: the printed one with stored gradients that are
+summed beside an own gradient that is averaged, as it was recorded; the same with what R1 finds to break it
+repaired; our memory of offsets."""
 
-Role: TypeAlias = Literal["base", "emo", "control"]
+Role: TypeAlias = Literal["base", "memory", "control"]
 Expectation: TypeAlias = Literal["better", "worse", "no better", "shown"]
 
 
@@ -23,7 +25,7 @@ class Cell:
         name: Its name in the entry.
         title: How it is shown.
         preset: The preset it starts from.
-        role: base: no memory. emo: with memory. control: an ``emo`` cell with one thing broken.
+        role: base: no memory. memory: with memory. control: a ``memory`` cell with one thing broken.
         options: Options of the configuration on top of preset and scale.
         world: What it is trained and tested on (`Scale.worlds`).
         tests: Further worlds it is tested on, or `torchemo.lab.study.scales.SEEN`.
@@ -32,7 +34,7 @@ class Cell:
         missing: Why it cannot be run, if it cannot.
         grid: Rates among which it chooses, as options, where those of the scale do not fit; a single one
             was chosen elsewhere.
-        reading: Which reading of EMO it has, where its preset does not say so (`MENDED`).
+        variant: Which variant of EMO it has, where its preset does not say so (`MIXED`, `REPAIRED`).
     """
 
     name: str
@@ -46,7 +48,7 @@ class Cell:
     of: str | None = None
     missing: str | None = None
     grid: tuple[tuple[str, ...], ...] = ()
-    reading: str | None = None
+    variant: str | None = None
 
 
 @final

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from torchemo.config.run import DataConfig, RunConfig
+from torchemo.config.run import RunConfig
 from torchemo.config.toml import loads
 from torchemo.core.errors import DataError, Diverged, TorchemoError
-from torchemo.data.source import open_source
 from torchemo.lab.study.cost import measure_cost
 from torchemo.lab.study.diagnosis import diagnose
 from torchemo.runs.events import plain
-from torchemo.runs.experiment import Experiment
 from torchemo.runs.folder import RunFolder
-from torchemo.runs.load import load_best
+from torchemo.runs.load import Opened, load_best, read_config
 from torchemo.runs.score import Protocol, score_tasks
 from torchemo.runs.train import train_run
 
@@ -50,7 +48,7 @@ class Job:
         run: Name of the run.
         root: Its folder.
         config: Its configuration as TOML.
-        iterations: Its outer steps.
+        steps: Its outer steps.
         scorings: Test tasks to score.
         diagnosed: Tasks on which its recalls are looked at; 0 for none.
         cost: Measure what a step costs instead of training.
@@ -59,7 +57,7 @@ class Job:
     run: str
     root: Path
     config: str
-    iterations: int
+    steps: int
     scorings: tuple[Scoring, ...] = ()
     diagnosed: int = 0
     cost: bool = False
@@ -139,7 +137,7 @@ def _work(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Ended:
             return Ended(job.run, "stopped")
     if ended["ended"] == "diverged":
         return Ended(job.run, "diverged", ended["why"])
-    tell(job.iterations)
+    tell(job.steps)
     for scoring in job.scorings:
         if should_stop():
             return Ended(job.run, "stopped")
@@ -181,16 +179,20 @@ def _train(
 
 
 def _score(job: Job, scoring: Scoring) -> None:
-    experiment = load_best(job.root)
-    if scoring.source is not None:
-        data: DataConfig = replace(experiment.config.data, source=scoring.source)
-        source = open_source(data, needed=("test",))
-        experiment = Experiment(experiment.config, source, experiment.trainer)
+    opened = _opened(job.root, scoring.source)
     try:
-        record = score_tasks(experiment, scoring.protocol, every_step=scoring.every_step)
+        record = score_tasks(opened, scoring.protocol, every_step=scoring.every_step)
     except DataError as error:  # a score that is not finite is a result too, of these tasks alone
         record = {"diverged": error.message}
     _save(job.root, scoring.file, {"run": job.run, **record})
+
+
+def _opened(root: Path, source: tuple[str, ...] | None) -> Opened:
+    """Open a run with its own data, or with others that are only tested on."""
+    if source is None:
+        return load_best(root)
+    data = replace(read_config(root).data, source=source)
+    return load_best(root, data=data, needed=("test",))
 
 
 def _save(root: Path, name: str, content: Mapping[str, Any]) -> None:

@@ -1,21 +1,24 @@
 """From an entry and a scale to runs: who is trained with what, and how a run is named."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import PurePath
 from typing import Any, TypeAlias, final
 
 import tomli_w
 
-from torchemo.config.presets import at_once, names, preset
+from torchemo.config.presets import names, preset
+from torchemo.config.registry import Registry
 from torchemo.config.run import RunConfig
-from torchemo.config.toml import UNSET, from_dict, override, to_dict
+from torchemo.config.toml import from_dict, override, to_dict
 from torchemo.core.errors import ConfigError
 from torchemo.lab.study.controls import control_contrasts, controls_of
 from torchemo.lab.study.entry import Cell, Contrast, Entry
 from torchemo.lab.study.scales import Scale
+from torchemo.runs.experiment import PARTS, reduced
 
 Sources: TypeAlias = Mapping[str, tuple[str, ...]]
 """World -> what stands in ``data.source``."""
@@ -55,7 +58,7 @@ class Study:
     @property
     def controlled(self) -> bool:
         """Whether the cells with memory have their controls."""
-        remembering = any(cell.role == "emo" for cell in self.available)
+        remembering = any(cell.role == "memory" for cell in self.available)
         return not remembering or any(cell.role == "control" for cell in self.cells)
 
     def grid(self, cell: Cell) -> tuple[tuple[str, ...], ...]:
@@ -78,9 +81,8 @@ class Study:
         self, cell: Cell, sources: Sources, *, rates: tuple[str, ...] = (), seed: int = 0
     ) -> RunConfig:
         """Resolve a cell: preset < scale < cell < rates < options of the study."""
-        return _resolved(
-            cell, self.scale, sources, more=(*rates, *self.options, f"train.seed={seed}")
-        )
+        own = (*self.options, f"train.seed={seed}")
+        return _resolved(cell, self.scale, sources, rates=rates, options=own)
 
 
 def plan(
@@ -102,25 +104,11 @@ def plan(
         controlled_cells: Patterns of the cells that get them, or of the controls; empty for all.
         chosen: Patterns of cell names, such as ``maml*``; empty for all.
         seeds: Training seeds; those of the entry or the scale by default.
-        options: Options of every run on top of everything else.
+        options: Options of every run whose parts have them, on top of everything else.
     """
-    cells = [_checked(cell) for cell in entry.cells(scale)]
-    if scale.base_rates:
-        cells = _sharing(cells)
-    cells = _chosen(cells, chosen, entry)
-    remembering = [cell for cell in cells if cell.role == "emo"]
-    extra = [
-        control
-        for cell in remembering
-        if cell.missing is None
-        for control in controls_of(cell, _resolved(cell, scale, {}, more=options))
-        if _named(cell, controlled_cells) or _named(control, controlled_cells)
-    ]
-    if controlled_cells and not extra:
-        raise ConfigError(
-            f"none of the cells has controls and a name like {', '.join(controlled_cells)}.",
-            hint=f"These have: {', '.join(cell.name for cell in remembering) or 'none'}.",
-        )
+    cells = _chosen(_cells(entry, scale), chosen, entry)
+    _refuse_strangers(options, cells, scale)
+    extra = _controls(cells, scale, controlled_cells, options)
     if not controls or entry.measure != "score":
         extra = []
     known = {cell.name for cell in cells if cell.missing is None}
@@ -138,44 +126,57 @@ def plan(
     )
 
 
+def _cells(entry: Entry, scale: Scale) -> list[Cell]:
+    presets = set(names())
+    cells = [_checked(cell, presets) for cell in entry.cells(scale)]
+    return _sharing(cells) if scale.base_rates else cells
+
+
+def _controls(
+    cells: list[Cell], scale: Scale, patterns: tuple[str, ...], options: tuple[str, ...]
+) -> list[Cell]:
+    """Return the controls of the cells with memory, those with such names."""
+    remembering = [cell for cell in cells if cell.role == "memory"]
+    found = [
+        control
+        for cell in remembering
+        if cell.missing is None
+        for control in controls_of(cell, _resolved(cell, scale, {}, options=options))
+        if _named(cell, patterns) or _named(control, patterns)
+    ]
+    if patterns and not found:
+        raise ConfigError(
+            f"none of the cells has controls and a name like {', '.join(patterns)}.",
+            hint=f"These have: {', '.join(cell.name for cell in remembering) or 'none'}.",
+        )
+    return found
+
+
 def usual_seeds(entry: Entry, scale: Scale) -> tuple[int, ...]:
     """Return the training seeds of an entry where none are asked for."""
     return scale.seeds if entry.seeds is None else entry.seeds
 
 
-LATER: tuple[tuple[str, ...], ...] = (
-    ("emo", "retrieval", "trust"),
-    ("emo", "memory", "afterwards"),
-)
-"""Options that were added when there were records, in that order; None, they change nothing."""
+SCHEMA = 2
+"""Part of every run's name. Raise it when a default changes: the same options then decide another run."""
 
 
 def run_id(config: RunConfig) -> str:
-    """Name a run by everything that decides it; where its data lie on a disk does not."""
-    return run_names(config)[0]
+    """Name a run by the options that differ from their defaults; where its data lie does not matter.
 
-
-def run_names(config: RunConfig) -> tuple[str, ...]:
-    """Return the name of a run, and those it may have been recorded with.
-
-    A new option would give every run another name, and so part it from what was recorded of it. Those that
-    are `LATER` are therefore left out where they are None; what was recorded meanwhile has the first ones in.
+    A new option renames nothing, as long as its default is what runs did before.
     """
     places = tuple(PurePath(source).name for source in config.data.source)
-    plain = to_dict(replace(config, data=replace(config.data, source=places)))
-    found = [_digest(plain)]
-    for *parts, option in reversed(LATER):
-        section = plain
-        for part in parts:
-            section = section[part]
-        if section[option] == UNSET:
-            del section[option]
-        found.append(_digest(plain))
-    return tuple(reversed(found))
+    kept = to_dict(reduced(replace(config, data=replace(config.data, source=places))))
+    usual = to_dict(RunConfig())
+    for section in kept.keys() - PARTS.keys():
+        kept[section] = {n: v for n, v in kept[section].items() if v != usual[section][n]}
+    text = tomli_w.dumps(_sorted({"schema": SCHEMA, **kept}))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _digest(plain: Mapping[str, Any]) -> str:
-    return hashlib.sha256(tomli_w.dumps(plain).encode()).hexdigest()[:16]
+def _sorted(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: _sorted(v) if isinstance(v, Mapping) else v for n, v in sorted(plain.items())}
 
 
 def minutes(study: Study, *, workers: int = 2) -> float:
@@ -185,8 +186,8 @@ def minutes(study: Study, *, workers: int = 2) -> float:
     steps = scored = 0
     for cell in study.available:
         runs = len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
-        config = _resolved(cell, study.scale, {}, more=study.options)
-        steps += runs * config.train.iterations
+        config = _resolved(cell, study.scale, {}, options=study.options)
+        steps += runs * config.outer_steps
         scored += len(study.seeds) * (1 + len(cell.tests))
     # A test task costs about a fifth of a step of four: no backward pass through the inner loop.
     steps += scored * study.scale.test_tasks // 5
@@ -213,41 +214,98 @@ def _named(cell: Cell, patterns: tuple[str, ...]) -> bool:
 
 
 def _sharing(cells: list[Cell]) -> list[Cell]:
-    """Let learners with our memory take the rates chosen for the learner without, where that is a cell."""
+    """Let learners with offsets take the rates chosen for the learner without, where that is a cell."""
     plain = [c for c in cells if c.role == "base" and not (c.of or c.options or c.missing)]
-    base = {(f"{c.preset}-emo", c.world, c.n_shot): c.name for c in plain}
+    base = {(f"{c.preset}-offsets-joint", c.world, c.n_shot): c.name for c in plain}
     return [
         replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot)))
-        if c.role == "emo" and not c.grid
+        if c.role == "memory" and not c.grid
         else c
         for c in cells
     ]
 
 
-def _checked(cell: Cell) -> Cell:
-    if cell.missing is None and cell.preset not in names():
+def _checked(cell: Cell, presets: set[str]) -> Cell:
+    if cell.missing is None and cell.preset not in presets:
         return replace(cell, missing=f"there is no preset '{cell.preset}' yet")
     return cell
 
 
 def _resolved(
-    cell: Cell, scale: Scale, sources: Sources, *, more: tuple[str, ...] = ()
+    cell: Cell,
+    scale: Scale,
+    sources: Sources,
+    *,
+    rates: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> RunConfig:
-    # What learns when is for a cell to say: only those of R7 let slots learn after the learner.
-    start = at_once(preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression))
-    plain = to_dict(start)
-    remembers = start.emo.memory.capacity > 0
-    for option in (
-        *scale.options,
-        *(scale.memory_options if remembers else ()),
-        *cell.options,
-        *more,
-    ):
+    """Return the configuration of a cell: preset < scale < cell < rates < options.
+
+    Those of a cell must be options of its parts. All others are for many cells, and apply where the parts
+    of this one have them.
+    """
+    plain = to_dict(_preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression))
+    for option in cell.options:
         override(plain, option)
-    config = from_dict(plain, RunConfig, where=f"cell {cell.name}")
-    if config.emo.memory.capacity == 0:
-        # Without slots nothing else about a memory matters: the base learner, and its run, are shared.
-        config = replace(config, emo=RunConfig().emo)
+    # After the cell, so that they reach the parts it chooses, but for what it sets itself.
+    own = {option.partition("=")[0] for option in cell.options}
+    given = (*scale.options, *scale.memory_options)
+    _set_where_known(plain, (o for o in given if o.partition("=")[0] not in own))
+    _set_where_known(plain, (*rates, *options))
+    config = reduced(from_dict(plain, RunConfig, where=f"cell {cell.name}"))
     source = sources.get(cell.world, config.data.source)
     size = config.data.image_size if scale.regression else scale.image_size
     return replace(config, data=replace(config.data, source=source, image_size=size))
+
+
+_preset = cache(preset)
+"""Studies have many cells of few presets."""
+
+
+def _set_where_known(plain: dict[str, Any], options: Iterable[str]) -> None:
+    """Set options in plain values, those that the parts named there have."""
+    for option in options:
+        place = _place(plain, option)
+        if place is not None:
+            override(plain, place)
+
+
+def _place(plain: Mapping[str, Any], option: str) -> str | None:
+    """Return an option with its path in a configuration; None if it is one of parts that are not there."""
+    path, equals, value = option.partition("=")
+    section, *within = path.split(".")
+    if section not in PARTS or not within:
+        return option
+    found = _path_in(PARTS[section], plain[section], within)
+    return None if found is None else f"{'.'.join((section, *found))}{equals}{value}"
+
+
+def _path_in(registry: Registry, part: Mapping[str, Any], path: list[str]) -> list[str] | None:
+    """Return where a part has an option: itself, a part of it, or the learner underneath (BMG)."""
+    kind = registry.options_of(part["name"])
+    nested: Mapping[str, Registry] = getattr(kind, "PARTS", {})
+    first, *others = path
+    if first in nested and others:
+        inside = {first: others}
+    elif first == "name" or first in {option.name for option in fields(kind)}:
+        return path
+    else:
+        inside = {name: path for name, inner in nested.items() if inner is registry}
+    for name, rest in inside.items():
+        given = {"name": getattr(kind(), name).name, **part.get(name, {})}
+        found = _path_in(nested[name], given, rest)
+        if found is not None:
+            return [name, *found]
+    return None
+
+
+def _refuse_strangers(options: tuple[str, ...], cells: list[Cell], scale: Scale) -> None:
+    """Refuse options that no cell has; what one has, the others may do without."""
+    known = [cell for cell in cells if cell.missing is None and options]
+    configs = [to_dict(_resolved(cell, scale, {})) for cell in known]
+    for option in options:
+        if configs and all(_place(config, option) is None for config in configs):
+            override(configs[-1], option)
+            reduced(from_dict(configs[-1], RunConfig, where="options of the study"))
+        for config in configs:
+            _set_where_known(config, (option,))

@@ -1,4 +1,4 @@
-"""From a record back to runs: a study goes on where it was recorded, on another machine too."""
+"""From a record back to runs: a study continues where it was recorded, on another machine too."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,8 +71,7 @@ def _why_not(
     if cell is None:
         return "the study has no such cell any more"
     runs = _runs(run, cell, recorded)
-    names = zip(recorded["runs"], run.names_of(runs), strict=True)
-    if not all(one["id"] in known for one, known in names):
+    if [one["id"] for one in recorded["runs"]] != [folder.name for folder in runs.folders]:
         return "its configuration has changed since"
     for world in runs.files:
         summary = recorded["tests"].get(world)
@@ -159,7 +158,7 @@ def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) 
     about = {name: summary[name] for name in ("metric", "domains")}
     # As they were written, with four digits: float32 would print more.
     rows = [[float(f"{score:.4g}") for score in row] for row in scores.tolist()]
-    about["familiar"] = summary.get("familiar")  # the mean over all runs, for each
+    about["recalled"] = summary.get("recalled")  # the mean over all runs, for each
     return {**about, "domain": domain.tolist(), "per_task": rows}
 
 

@@ -33,8 +33,7 @@ class TaskScores(NamedTuple):
         domain: Domain of each task.
         scores: After 0, 1, ..., S inner steps, for every training seed.
         data: Fingerprint of the data the tasks were drawn from; None where a record does not have it.
-        familiar: Share of the tasks that a memory took for tasks like those of training, over all seeds;
-            None where it does not judge that.
+        recalled: Share of the tasks that used their recall, over all seeds; None where no task may skip it.
     """
 
     metric: str
@@ -42,7 +41,7 @@ class TaskScores(NamedTuple):
     domain: Int[np.ndarray, " task"]
     scores: Float[np.ndarray, "seed task step"]
     data: str | None = None
-    familiar: float | None = None
+    recalled: float | None = None
 
 
 class CellRuns(NamedTuple):
@@ -89,9 +88,9 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
         check_same_tasks(by_seed[0], other, what=f"{runs.cell.name} on {world}, two seeds")
     whole = np.concatenate([one.scores for one in by_seed])
     known = next((one.data for one in by_seed if one.data is not None), None)
-    shares = [record.get("familiar") for record in found]
-    familiar = None if None in shares else _mean(shares)
-    return by_seed[0]._replace(scores=whole, data=known, familiar=familiar)
+    shares = [record.get("recalled") for record in found]
+    recalled = None if None in shares else _mean(shares)
+    return by_seed[0]._replace(scores=whole, data=known, recalled=recalled)
 
 
 def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> None:
@@ -133,7 +132,7 @@ def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str,
         "of": cell.of,
         "world": cell.world,
         "preset": cell.preset,
-        "reading": cell.reading,
+        "variant": cell.variant,
         "options": list(cell.options),
         "rates": list(runs.rates),
         "tried": [{"rates": list(rates), "validation": score} for rates, score in runs.tried],
@@ -229,7 +228,7 @@ def _summary(found: TaskScores) -> dict[str, Any]:
         "tasks": int(last.shape[1]),
         "mean": mean_interval(last.mean(0)).to_dict(),
         "median": float(np.median(last)),
-        "familiar": found.familiar,
+        "recalled": found.recalled,
         "seed_means": [float(v) for v in last.mean(1)],
         "per_step": [float(v) for v in found.scores.mean((0, 1))],
         "per_domain": {

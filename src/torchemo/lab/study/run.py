@@ -13,7 +13,7 @@ from torchemo.lab.study.datasets import prepare
 from torchemo.lab.study.entry import Cell
 from torchemo.lab.study.job import Ended, Job, Scoring, is_done, read_json, unite
 from torchemo.lab.study.pages.pages import write_pages
-from torchemo.lab.study.plan import Sources, Study, run_id, run_names, usual_seeds
+from torchemo.lab.study.plan import Sources, Study, run_id, usual_seeds
 from torchemo.lab.study.pool import Crew, OnStep
 from torchemo.lab.study.result import (
     CellRuns,
@@ -36,7 +36,7 @@ Tried: TypeAlias = tuple[tuple[tuple[str, ...], float | None], ...]
 Choice: TypeAlias = tuple[tuple[str, ...], Tried]
 """Chosen rates, and all that were tried."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of result.json."""
 SEEN_SEED = 1000
 """Other tasks of the seen classes than those of training, whose seeds are small."""
@@ -132,8 +132,8 @@ class StudyRun:
         """Do jobs that are not done; False if asked to stop before the end."""
         unique = unite(jobs)
         waiting = [job for job in unique if not is_done(job)]
-        done = sum(job.iterations for job in unique) - sum(job.iterations for job in waiting)
-        self.watch.on_plan(sum(job.iterations for job in unique), done)
+        done = sum(job.steps for job in unique) - sum(job.steps for job in waiting)
+        self.watch.on_plan(sum(job.steps for job in unique), done)
         ended = crew.do(
             waiting,
             on_step=self.watch.on_step,
@@ -192,10 +192,6 @@ class StudyRun:
         shown = tried if cell.of is None else ()
         return CellRuns(cell, trained, tuple(folders), files, rates, shown)
 
-    def names_of(self, runs: CellRuns) -> list[tuple[str, ...]]:
-        """Return the names that each run of a cell may have been recorded with."""
-        return [run_names(self._config(runs.cell, runs.rates, seed)) for seed in runs.seeds]
-
     def _final_jobs(self, runs: CellRuns) -> list[Job]:
         cell = runs.cell
         if self.study.entry.measure == "cost":
@@ -213,7 +209,7 @@ class StudyRun:
     def _job(self, config: RunConfig, **more: Any) -> Job:
         name = run_id(config)
         root = self.out / "runs" / name
-        return Job(name, root, dumps(config), iterations=config.train.iterations, **more)
+        return Job(name, root, dumps(config), steps=config.outer_steps, **more)
 
     def _scoring(self, cell: Cell, world: str) -> Scoring:
         scale = self.study.scale

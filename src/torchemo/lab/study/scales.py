@@ -28,27 +28,27 @@ class Scale:
 
     Attributes:
         name: smoke, cpu or paper.
-        tasks: Pictures or regression.
-        options: Options of every run.
-        memory_options: Options of runs with memory, on top.
+        tasks: pictures (images) or regression.
+        options: Options of every run, where its parts have them.
+        memory_options: Options of their memory.
         worlds: Names of the data sets of each world (`torchemo.lab.study.datasets`).
-        image_size: Side of the pictures.
+        image_size: Side of the images.
         grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
         own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns
             them from a range, MUSML's move coordinates in which all weights move together.
-        base_rates: Whether learners with our memory take the rates chosen for the learner without, which
+        base_rates: Whether learners with offsets take the rates chosen for the learner without, which
             can only be to their disadvantage and saves a grid each.
         seeds: Training seeds.
         test_tasks: Test tasks of every cell.
         protocol: standard, or the paper's own (A14).
         diagnosed: Tasks on which recalls are looked at.
-        capacities: Memory sizes of the sweep over T, literal and mended reading.
-        neighbours: Sizes of the sweep over k, literal and mended reading.
-        own_capacities: Memory sizes of the sweep over T, our reading.
-        own_neighbours: Sizes of the sweep over k, our reading; the last is all of its slots.
+        capacities: Memory sizes of the sweep over T, memories of gradients.
+        neighbours: Sizes of the sweep over k, memories of gradients.
+        own_capacities: Memory sizes of the sweep over T, memories of offsets.
+        own_neighbours: Sizes of the sweep over k, memories of offsets; the last is all of its slots.
         longer: How many times the usual outer steps base learners get, by name, to take as much CPU time as
             with memory.
-        costs: CPU time of a run by preset, relative to MAML's of as many outer steps, where learners are also
+        costs: CPU time of a run by method, relative to MAML's of as many outer steps, where learners are also
             compared in equal CPU time (T7; `torchemo bench step --cases 'methods, 32 px*'` for ANIL, Meta-SGD
             and MUSML).
         seconds: What an outer step takes on one core of a small machine, for estimates.
@@ -81,9 +81,9 @@ class Scale:
         return self.tasks == "regression"
 
     @property
-    def iterations(self) -> int:
+    def steps(self) -> int:
         """Outer steps of a run."""
-        return self._number("train.iterations")
+        return self._number("train.steps")
 
     @property
     def validation_tasks(self) -> int:
@@ -105,7 +105,7 @@ class Scale:
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
-        """Further tests of what is trained on pictures: outside, and on the classes it has seen."""
+        """Further tests of what is trained on images: outside, and on the classes it has seen."""
         return () if self.regression else (*self.outside, SEEN)
 
 
@@ -120,8 +120,8 @@ def _ranges(*triples: tuple[float, float, float]) -> tuple[tuple[str, ...], ...]
 
 
 def outer_rate(rate: float) -> tuple[str, str]:
-    """Set the outer rate, which consolidated slots take too: the outer loop learns them."""
-    return f"outer.lr={rate}", f"emo.memory.slot_lr={rate}"
+    """Set the outer rate, which slots of offsets take too: the outer loop trains them."""
+    return f"outer.lr={rate}", f"memory.slot_lr={rate}"
 
 
 def _worlds(*sets: str, **more: tuple[str, ...]) -> MappingProxyType[str, tuple[str, ...]]:
@@ -137,20 +137,20 @@ _HSML = MappingProxyType(
         **{name: (one,) for name, one in zip(FOUR, _FAMILIES, strict=True)},
     }
 )
-_SMALL_KEYS = ("emo.key.dim=8", "emo.key.heads=2", "emo.key.ff=8", "emo.key.layers=1")
+_SMALL_KEYS = ("memory.key.dim=8", "memory.key.heads=2", "memory.key.ff=8", "memory.key.layers=1")
 
 _SMOKE = Scale(
     name="smoke",
     tasks="pictures",
     options=(
-        *("train.iterations=4", "train.tasks=2", "train.validate_every=2"),
+        *("train.steps=4", "train.tasks=2", "train.validate_every=2"),
         *("train.validation_tasks=2", "data.n_way=2", "data.n_query=2", "model.filters=2"),
         "learner.steps=2",
     ),
     memory_options=(
         *_SMALL_KEYS,
-        *("emo.key.recognition_older=4", "emo.memory.warmup=2"),
-        *("emo.memory.capacity=6", "emo.retrieval.k=3"),
+        *("memory.key.recognition_older=4", "memory.warmup=2"),
+        *("memory.capacity=6", "memory.k=3"),
     ),
     worlds=_worlds(
         "synthetic-birds",
@@ -180,13 +180,13 @@ _CPU = replace(
     _SMOKE,
     name="cpu",
     options=(
-        *("train.iterations=2500", "train.tasks=4", "train.validate_every=500"),
+        *("train.steps=2500", "train.tasks=4", "train.validate_every=500"),
         *("train.validation_tasks=200", "data.n_query=5", "model.filters=16"),
         "outer.schedule=cosine",
     ),
-    # All studies but R3, R6 and R7 measure recall itself, also where the preset would keep silent. (Smoke
+    # All studies but R3, R6 and R7 measure recall itself, also where the preset would skip it. (Smoke
     # measures nothing.)
-    memory_options=("emo.retrieval.familiar=unset",),
+    memory_options=("memory.skip_unfamiliar=unset",),
     worlds=_worlds(
         "birds84",
         "aircraft84_47classes",
@@ -205,7 +205,7 @@ _CPU = replace(
         },
     ),
     image_size=32,
-    # Two points are there for the literal reading: the printed rates, for gradients that are summed over the
+    # Two points are there for the printed variant: the printed rates, for gradients that are summed over the
     # support set, and twenty times the best of base learners, as a mean over twenty neighbours leaves a
     # 21st of the own gradient (A8).
     grid=_rates((0.1, 6e-3), (0.1, 3e-3), (0.1, 0.012), (0.3, 3e-3), (0.001, 0.01), (2.0, 6e-3)),
@@ -228,10 +228,10 @@ _CPU = replace(
     longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
     costs=MappingProxyType(
         {
-            **{"maml": 1.0, "maml-emo": 1.13, "anil": 0.29, "anil-emo": 0.35},
-            **{"meta-sgd": 0.67, "meta-sgd-emo": 0.7, "bmg": 1.76, "bmg-emo": 1.87},
-            **{"hsml": 1.6, "hsml-emo": 1.64, "arml": 1.59, "arml-emo": 1.66},
-            **{"tsa-maml": 1.62, "tsa-maml-emo": 1.71, "musml": 5.48, "musml-emo": 6.3},
+            **{"maml": 1.0, "maml-offsets": 1.13, "anil": 0.29, "anil-offsets": 0.35},
+            **{"meta-sgd": 0.67, "meta-sgd-offsets": 0.7, "bmg": 1.76, "bmg-offsets": 1.87},
+            **{"hsml": 1.6, "hsml-offsets": 1.64, "arml": 1.59, "arml-offsets": 1.66},
+            **{"tsa-maml": 1.62, "tsa-maml-offsets": 1.71, "musml": 5.48, "musml-offsets": 6.3},
         }
     ),
     seconds=0.1,
@@ -241,7 +241,7 @@ _PAPER = replace(
     _CPU,
     name="paper",
     options=(
-        *("train.iterations=50000", "train.validate_every=1000", "train.validation_tasks=200"),
+        *("train.steps=50000", "train.validate_every=1000", "train.validation_tasks=200"),
         *("data.n_query=15", "model.filters=32"),
     ),
     worlds=_worlds(
@@ -284,7 +284,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             _SMOKE,
             tasks="regression",
             options=(
-                *("train.iterations=4", "train.tasks=2", "train.validate_every=2"),
+                *("train.steps=4", "train.tasks=2", "train.validate_every=2"),
                 *("train.validation_tasks=2", "data.n_query=4", "model.hidden=[4]"),
                 "learner.steps=2",
             ),
@@ -298,7 +298,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
             _CPU,
             tasks="regression",
             options=(
-                *("train.iterations=2000", "train.tasks=16", "train.validate_every=400"),
+                *("train.steps=2000", "train.tasks=16", "train.validate_every=400"),
                 *("train.validation_tasks=400", "data.n_shot=10", "outer.schedule=cosine"),
             ),
             worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),

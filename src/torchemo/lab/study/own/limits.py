@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torchemo.lab.study.entry import Cell, Contrast, Entry
 from torchemo.lab.study.own.fresh import LONGER, chosen_rates, longer_options
-from torchemo.lab.study.paper.cells import LEARNERS, base_cell, our_cell
+from torchemo.lab.study.paper.cells import LEARNERS, base_cell, memory_cell
 from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import FOUR, Scale, outer_rate
 
@@ -62,7 +62,7 @@ def _one_step_cells(scale: Scale) -> tuple[Cell, ...]:
                 options=("learner.steps=1",),
                 grid=_one_step_grid(scale, learner),
             )
-            for cell in (base, our_cell(learner))
+            for cell in (base, memory_cell(learner, "-offsets"))
         ]
     return tuple(found)
 
@@ -70,7 +70,7 @@ def _one_step_cells(scale: Scale) -> tuple[Cell, ...]:
 def _one_step_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found: list[Contrast] = []
     for learner in LEARNERS:
-        ours, alone = f"{learner}-emo{IN_ONE_STEP}", f"{learner}{IN_ONE_STEP}"
+        ours, alone = f"{learner}-offsets{IN_ONE_STEP}", f"{learner}{IN_ONE_STEP}"
         found += [
             Contrast(f"{ours} vs {learner}", ours, learner, "better", claims=("C2",)),
             Contrast(f"{ours} vs {alone}", ours, alone),
@@ -98,7 +98,7 @@ R4 = Entry(
 )
 
 _SPECIALIST_RATES = 4
-"""Points of the scale's grid: the two that remain are for the literal reading."""
+"""Points of the scale's grid: the two that remain are for the printed variant of EMO."""
 
 
 def _on(scale: Scale, world: str) -> str:
@@ -107,8 +107,8 @@ def _on(scale: Scale, world: str) -> str:
 
 def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
     mixed = [
-        replace(cell, grid=(chosen_rates(scale, cell.preset),))
-        for cell in (base_cell("anil", tests=FOUR), our_cell("anil", tests=FOUR))
+        replace(cell, grid=(chosen_rates(scale, cell.name),))
+        for cell in (base_cell("anil", tests=FOUR), memory_cell("anil", "-offsets", tests=FOUR))
     ]
     alone = [
         replace(
@@ -133,20 +133,20 @@ def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
 
 
 def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    found = [Contrast("anil-emo vs anil", "anil-emo", "anil")]
+    found = [Contrast("anil-offsets vs anil", "anil-offsets", "anil")]
     for world in FOUR:
         name = scale.only_set(world)
         found += [
             Contrast(f"{_on(scale, world)} vs anil", _on(scale, world), "anil", test=world),
-            Contrast(f"anil-emo vs anil, {name}", "anil-emo", "anil", test=world),
+            Contrast(f"anil-offsets vs anil, {name}", "anil-offsets", "anil", test=world),
         ]
     found += [
         Contrast("anil longer vs anil", "anil longer", "anil"),
-        Contrast("anil-emo longer vs anil longer", "anil-emo longer", "anil longer"),
+        Contrast("anil-offsets longer vs anil longer", "anil-offsets longer", "anil longer"),
         *(
             Contrast(
-                f"anil-emo longer vs anil longer, {test}",
-                "anil-emo longer",
+                f"anil-offsets longer vs anil longer, {test}",
+                "anil-offsets longer",
                 "anil longer",
                 test=test,
             )
@@ -158,7 +158,7 @@ def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
 
 R5 = Entry(
     "R5",
-    "How much there is to gain on pictures",
+    "How much there is to gain on images",
     "Not in the paper: what would a network for each set gain, with all tasks of that set, which is what a"
     " memory of kinds comes to at its best? And what is left of the gain after longer training?",
     Published(""),

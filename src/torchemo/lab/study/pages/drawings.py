@@ -37,27 +37,19 @@ def matrix(
     """
     known = np.abs(values[np.isfinite(values)])
     top = min(float(known.max()), 3 * float(np.median(known))) if known.size else 0.0
-    top = top or 1.0
+    centred: dict[str, Any] = {"ha": "center", "va": "center"}
 
     def drawing(axes: Axes) -> None:
         axes.grid(visible=False)
         for (i, j), value in np.ndenumerate(values):
             if not np.isfinite(value):
-                axes.text(j, i, "no result", ha="center", va="center", color=MUTED, fontsize=8)
+                axes.text(j, i, "no result", color=MUTED, fontsize=8, **centred)
                 continue
             good = not signed or (value > 0) == higher_is_better
-            shade = 0.1 + 0.5 * min(abs(value) / top, 1.0)
+            shade = 0.1 + 0.5 * min(abs(value) / (top or 1.0), 1.0)
             colour = SERIES[0] if good else SERIES[1]
             axes.fill_between([j - 0.48, j + 0.48], i - 0.46, i + 0.46, color=colour, alpha=shade)
-            axes.text(
-                j,
-                i,
-                _short(value, "+" if signed else ""),
-                ha="center",
-                va="center",
-                color=INK,
-                fontsize=9,
-            )
+            axes.text(j, i, _short(value, "+" if signed else ""), color=INK, fontsize=9, **centred)
         axes.set_xticks(range(len(names)), names)
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.6, len(names) - 0.4)

@@ -7,10 +7,11 @@ import numpy as np
 from markupsafe import Markup
 
 from torchemo.lab.study.catalogue import ENTRIES
+from torchemo.lab.study.entry import MIXED, OFFSETS
 from torchemo.lab.study.pages.drawings import by_tensor, matrix, over_steps, sweep
 from torchemo.lab.study.pages.memory_figures import memory_figures
 from torchemo.lab.study.pages.paper_figures import paper_figures
-from torchemo.lab.study.paper.claims import reading_of
+from torchemo.lab.study.paper.claims import variant_of
 from torchemo.lab.study.scales import FOUR
 from torchemo.lab.study.verdict import interval_of
 from torchemo.report.figures import Interval, Line, forest, lines, wide_range
@@ -117,7 +118,7 @@ def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
 
 
 def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
-    """Draw scores over the size that cells are named after: ``T=100``, ``k=20``, ``T=8 ours 5-shot``."""
+    """Draw scores over the size that cells are named after: ``T=100``, ``k=20``, ``T=8 offsets 5-shot``."""
     by_line: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     base: dict[str, tuple[int, dict[str, Any]]] = {}
     for cell in _shown(result):
@@ -127,11 +128,10 @@ def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
             if "=" not in head:
                 base[shot] = (0, test["mean"])
                 continue
-            reading = reading_of(cell)
             size = int(head.split("=")[1])
-            by_line.setdefault(f"{reading}, {shot}", []).append((size, test["mean"]))
+            by_line.setdefault(f"{variant_of(cell)}, {shot}", []).append((size, test["mean"]))
     shown: list[Line] = []
-    for name, points in sorted(by_line.items()):
+    for name, points in by_line.items():
         shot = name.split(", ")[1]
         points = [*([base[shot]] if shot in base else []), *sorted(points, key=lambda p: p[0])]
         y, low, high = (
@@ -151,19 +151,23 @@ def _matrices(result: Mapping[str, Any], metric: Metric) -> dict[str, tuple[str,
         return {}
     names = [short(result["worlds"][world][0].split(":")[-1], length=14) for world in sets]
     places = [((i, j), (a, b)) for i, a in enumerate(sets) for j, b in enumerate(sets)]
-    cells = {(c["preset"], c["world"]): c for c in result["cells"] if c["role"] != "control"}
+    cells = {
+        ("" if c["role"] == "base" else variant_of(c), c["world"]): c
+        for c in result["cells"]
+        if c["role"] != "control"
+    }
     base = np.full((len(sets), len(sets)), np.nan)
     for place, (trained, tested) in places:
-        test = cells.get(("maml", trained), {"tests": {}})["tests"].get(tested)
+        test = cells.get(("", trained), {"tests": {}})["tests"].get(tested)
         if test is not None:
             base[place] = metric.scale * test["mean"]["value"]
     caption = "Ours: MAML, trained on (rows), tested on (columns)."
     found = {"maml": (caption, matrix(base, names, name="base"))}
-    for kind in ("-emo-paper", "-emo"):
+    for variant, kind in ((MIXED, "maml-emo-mixed"), (OFFSETS, "maml-offsets")):
         drawn = {(c["cell"], c["test"]): c for c in result["contrasts"] if not c["diverged"]}
         gains = np.full_like(base, np.nan)
         for place, (trained, tested) in places:
-            name = cells.get((f"maml{kind}", trained), {"name": ""})["name"]
+            name = cells.get((variant, trained), {"name": ""})["name"]
             contrast = drawn.get((name, tested))
             if contrast is not None:
                 gains[place] = metric.scale * interval_of(contrast)["value"]
@@ -171,10 +175,8 @@ def _matrices(result: Mapping[str, Any], metric: Metric) -> dict[str, tuple[str,
             better, unit = metric.higher_is_better, ""
             if not better:  # errors of sets differ by orders of magnitude
                 gains, unit = 100 * gains / base, ", % of its error"
-            figure = matrix(
-                gains, names, name=kind.strip("-"), signed=True, higher_is_better=better
-            )
-            found[f"maml{kind}"] = (f"Ours: maml{kind} minus MAML{unit}; blue is better.", figure)
+            figure = matrix(gains, names, name=variant, signed=True, higher_is_better=better)
+            found[kind] = (f"Ours: {kind} minus MAML{unit}; blue is better.", figure)
     return found
 
 
@@ -184,7 +186,7 @@ def _layers(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         "cosine": ("cos(recall, own)", "Agreement of what is recalled with the task's own value"),
         "gate": ("gate b", "Learned share of what is recalled beside the task's own gradient"),
     }
-    cells = [cell for cell in result["cells"] if cell["role"] == "emo" and cell["recall"]]
+    cells = [cell for cell in result["cells"] if cell["role"] == "memory" and cell["recall"]]
     found = []
     for name, (y, caption) in wanted.items():
         shown = [

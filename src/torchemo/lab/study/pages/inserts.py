@@ -2,7 +2,7 @@
 
 A page says where a table goes, and from which record and rows it is made::
 
-    <!-- study T1-cpu-regression scores: maml; maml-emo -->
+    <!-- study T1-cpu-regression scores: maml; maml-offsets -->
     <!-- end -->
 """
 
@@ -16,9 +16,9 @@ from torchemo.core.errors import DataError
 from torchemo.lab.study.pages.tables import (
     Table,
     contrast_table,
-    familiar_table,
     grid,
     recall_table,
+    recalled_table,
     score_tables,
 )
 from torchemo.lab.study.records import read_result
@@ -27,7 +27,7 @@ _PLACE = re.compile(
     r"(?P<begin><!-- study (?P<record>\S+) (?P<kind>\w+): (?P<rows>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-_KINDS = ("scores", "contrasts", "recalls", "familiar")
+_KINDS = ("scores", "contrasts", "recalls", "recalled")
 
 
 def with_tables(page: str, records: Path) -> str:
@@ -59,8 +59,8 @@ def _table(result: Mapping[str, Any], kind: str, patterns: Sequence[str]) -> Tab
     if kind == "contrasts":
         return contrast_table(_chosen(result["contrasts"], patterns))
     cells = _chosen(result["cells"], patterns)
-    if kind == "familiar":
-        return familiar_table(cells)
+    if kind == "recalled":
+        return recalled_table(cells)
     return recall_table(cells) if kind == "recalls" else score_tables(cells)[0]
 
 

@@ -52,7 +52,7 @@ def _pairs(result: Mapping[str, Any], world: str) -> list[Pair]:
     found = []
     for name, (cell, without) in scored.items():
         preset = cell["preset"]
-        _, given = scored.get(name.replace(preset, f"{preset}-emo", 1), (None, None))
+        _, given = scored.get(name.replace(preset, f"{preset}-offsets", 1), (None, None))
         again = cell["of"] is not None and name.startswith(f"{cell['of']} ")
         if cell["role"] == "base" and given is not None and not again:
             title = cell["title"].removesuffix(f", {OWN_WORLDS.get(world, world)}")

@@ -21,7 +21,7 @@ from torchemo.lab.study.verdict import OTHER_RULES, RULE
 COLUMNS = (
     "",
     "the paper says",
-    "reading of EMO",
+    "variant of EMO",
     "paper",
     "ours [95 %]",
     "data and scale",
@@ -35,10 +35,12 @@ _HEAD = """# Reproducibility
 
 Written by `make reproducibility` from the files in `{folder}/`; do not edit. One row per claim, table and
 figure of the paper and per recorded study of it. Each record holds every cell with its rates, seeds, runs
-and controls; the scores of every test task lie beside it (`.npz`). Readings: *literal* is what the paper
-prints (presets `-emo-paper`, rates tuned on the same grid as the base learner's), *mended* the same without
-what R1 shows to break it, *ours* the reading we use (`-emo`). Differences are points of accuracy (higher is
-better) or mean squared error (lower is better).
+and controls; the scores of every test task lie beside it (`.npz`). Variants of EMO: *mixed* is what the paper
+prints with one difference, stored gradients are summed over the support set and the own gradient is averaged
+(cells `-emo-mixed`, rates tuned on the same grid as the base learner's). *repaired* is the same without what
+R1 finds to break it. *offsets* is our memory, trained together with the learner (preset `-offsets-joint`), in
+R7 after it (`-offsets`). Differences are points of accuracy (higher is better) or mean squared error (lower
+is better).
 """
 
 
@@ -98,7 +100,7 @@ def _row(
     return (
         name,
         finding.what,
-        finding.reading,
+        finding.variant,
         finding.paper,
         finding.ours,
         f"{_data(result)}, {result['scale']}",
@@ -117,7 +119,7 @@ def _data(result: Mapping[str, Any]) -> str:
     """Name the data; our four image sets are stand-ins and must not pass for the paper's."""
     mixed = tuple(result["worlds"].get("mixed", ()))
     if mixed == SCALES["cpu/pictures"].worlds["mixed"]:
-        return "BTAF-like pictures, 32 px"
+        return "BTAF-like images, 32 px"
     names = _names([name for sets in result["worlds"].values() for name in sets])
     return f"{names} (the paper has no regression)" if result["tasks"] == "regression" else names
 

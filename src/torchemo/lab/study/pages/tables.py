@@ -24,7 +24,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
         *score_tables(cells),
         contrast_table(result["contrasts"]),
         recall_table(cells),
-        familiar_table(cells),
+        recalled_table(cells),
         _costs(cells),
         _missing(result),
         _paper(result["entry"]),
@@ -73,7 +73,7 @@ def estimate(found: Mapping[str, Any], metric: str, *, sign: bool = False) -> st
 def chosen_rates(options: Sequence[str]) -> str:
     """Write chosen rates briefly; slots have the outer one."""
     return ", ".join(
-        option.split(".", 1)[-1] for option in options if not option.startswith("emo.")
+        option.split(".", 1)[-1] for option in options if not option.startswith("memory.")
     )
 
 
@@ -185,22 +185,22 @@ def recall_table(cells: Sequence[Mapping[str, Any]]) -> Table:
     return Table("What was recalled for unseen tasks", columns, rows)
 
 
-def familiar_table(cells: Sequence[Mapping[str, Any]]) -> Table:
-    """Return how often memories that may keep silent took test tasks for tasks like those of training."""
+def recalled_table(cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return how many test tasks used their recall, where some may skip it."""
     judging = [
         cell
         for cell in cells
-        if any(test.get("familiar") is not None for test in cell["tests"].values())
+        if any(test.get("recalled") is not None for test in cell["tests"].values())
     ]
     worlds = list(dict.fromkeys(world for cell in judging for world in cell["tests"]))
     rows = [
-        (cell["title"], *(_number(_familiar(cell, world)) for world in worlds)) for cell in judging
+        (cell["title"], *(_number(_recalled(cell, world)) for world in worlds)) for cell in judging
     ]
     return Table("Share of test tasks that were evaluated with recall", ("method", *worlds), rows)
 
 
-def _familiar(cell: Mapping[str, Any], world: str) -> float | None:
-    found: float | None = cell["tests"].get(world, {}).get("familiar")
+def _recalled(cell: Mapping[str, Any], world: str) -> float | None:
+    found: float | None = cell["tests"].get(world, {}).get("recalled")
     return found
 
 
@@ -214,7 +214,7 @@ def _costs(cells: Sequence[Mapping[str, Any]]) -> Table:
             (
                 cell["title"],
                 f"{c['parameters']:,}",
-                f"{c['emo_parameters']:,}",
+                f"{c['memory_parameters']:,}",
                 f"{c['memory_bytes'] / 1e6:.3g}",
                 f"{c['outer_step_ms']:.3g}",
                 " / ".join(f"{ms:.2f}" for ms in c["inner_ms"]),

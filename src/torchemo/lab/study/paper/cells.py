@@ -1,24 +1,60 @@
 """Cells that several entries share."""
 
-from torchemo.lab.study.entry import Cell, Contrast
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torchemo.lab.study.entry import MIXED, Cell, Contrast
 
 LEARNERS = {"maml": "MAML", "anil": "ANIL", "meta-sgd": "Meta-SGD"}
 """The base learners of the paper, by preset, and what the tables call them."""
 
 IN_TABLES = {"maml": "MAML", "anil": "ANIL", "meta-sgd": "MetaSGD"}
 
-READINGS = {"-emo-paper": "EMO (literal)", "-emo": "EMO (ours)"}
-"""The paper's reading with its printed choices, and the one we use ourselves."""
+MEANS = ("learner.inner_loss=mean",)
+FIRST_STEP = (*MEANS, "memory.memory_steps=first")
+SIMILAR = (*FIRST_STEP, "memory.key.name=statistics", "memory.key.unit=false")
+REPAIRED_OPTIONS = (*SIMILAR, "memory.aggregator.name=gated")
+"""What R1 changes about the printed variant, one after the other: gradients that are averaged over the
+support set, recalled where they belong, by keys that tell tasks apart, beside the own gradient with a gate
+per tensor that begins at zero. The last is still a memory of single tasks' gradients, and the first that does
+no harm."""
+MIXED_OPTIONS = (*MEANS, "memory.reduction=sum", "outer.clip=unset")
+"""The printed variant as it was recorded: stored gradients are summed over the support set, the own gradient
+is averaged, and outer gradients are not clipped."""
 
 
-MEANS = ("emo.value.reduction=mean", "outer.clip=10.0")
-FIRST_STEP = (*MEANS, "emo.value.memory_steps=first")
-SIMILAR = (*FIRST_STEP, "emo.key.network=statistics", "emo.key.training=none")
-MENDED_OPTIONS = (*SIMILAR, "emo.aggregator.kind=gated")
-"""What R1 changes about the literal reading, one after the other: gradients as large as the own one (and
-outer ones clipped, as those of base learners are), recalled where they belong, by keys that tell tasks apart,
-beside the own gradient with a gate per tensor that begins at zero. The last is still a memory of single
-tasks' gradients, and the first that does no harm."""
+class Kind(NamedTuple):
+    """A kind of memory in cells.
+
+    Attributes:
+        title: How it is shown.
+        preset: Ending of the preset it starts from.
+        options: What it changes about that.
+        variant: Its name as a variant of EMO, where the preset does not say it.
+    """
+
+    title: str
+    preset: str
+    options: tuple[str, ...] = ()
+    variant: str | None = None
+
+    def beside(self, learner: str) -> str:
+        """Return the title of a learner with this memory."""
+        return f"{learner} + {self.title}"
+
+
+KINDS: MappingProxyType[str, Kind] = MappingProxyType(
+    {
+        "-emo-mixed": Kind("EMO (paper, mixed reductions)", "-emo-paper", MIXED_OPTIONS, MIXED),
+        "-emo-paper": Kind("EMO (paper)", "-emo-paper"),
+        "-emo": Kind("EMO", "-emo"),
+        "-offsets": Kind("offsets", "-offsets-joint"),
+    }
+)
+"""Kinds of memory by the ending of a cell's name: three of the paper's, and ours, trained together with the
+learner."""
+RECORDED = ("-emo-mixed", "-offsets")
+"""Those of all studies; only T1 knows the others, which were not recorded yet."""
 
 
 def suffix(n_shot: int) -> str:
@@ -41,36 +77,31 @@ def base_cell(
     )
 
 
-def emo_cells(
-    learner: str, *, world: str = "mixed", tests: tuple[str, ...] = (), n_shot: int = 1
-) -> tuple[Cell, ...]:
-    """Return a base learner with memory in both readings."""
-    return tuple(
-        Cell(
-            f"{learner}{kind}{suffix(n_shot)}",
-            f"{LEARNERS[learner]} + {title}{suffix(n_shot)}",
-            f"{learner}{kind}",
-            "emo",
-            world=world,
-            tests=tests,
-            n_shot=n_shot,
-        )
-        for kind, title in READINGS.items()
+def memory_cell(
+    learner: str,
+    kind: str,
+    *,
+    world: str = "mixed",
+    tests: tuple[str, ...] = (),
+    n_shot: int = 1,
+) -> Cell:
+    """Return a base learner with a kind of memory."""
+    memory = KINDS[kind]
+    return Cell(
+        f"{learner}{kind}{suffix(n_shot)}",
+        memory.beside(LEARNERS[learner]) + suffix(n_shot),
+        f"{learner}{memory.preset}",
+        "memory",
+        options=memory.options,
+        world=world,
+        tests=tests,
+        n_shot=n_shot,
+        variant=memory.variant,
     )
 
 
-def our_cell(learner: str, *, tests: tuple[str, ...] = ()) -> Cell:
-    """Return a base learner with memory in the reading we use ourselves."""
-    return next(cell for cell in emo_cells(learner, tests=tests) if is_ours(cell))
-
-
-def is_ours(cell: Cell) -> bool:
-    """Whether a cell has memory in the reading we use ourselves."""
-    return cell.preset.endswith("-emo")
-
-
 def rule_cells(*, world: str = "mixed", n_shot: int = 1) -> tuple[Cell, ...]:
-    """Return MAML with three inner rules and with memory in both readings (T2, F1, F2)."""
+    """Return MAML with three inner rules and with memory (T2, F1, F2)."""
     rules = {"momentum": "Momentum", "adam": "Adam"}
     others = tuple(
         Cell(
@@ -84,8 +115,8 @@ def rule_cells(*, world: str = "mixed", n_shot: int = 1) -> tuple[Cell, ...]:
         )
         for rule, title in rules.items()
     )
-    where = {"world": world, "n_shot": n_shot}
-    return (base_cell("maml", **where), *others, *emo_cells("maml", **where))  # type: ignore[arg-type]
+    remembering = (memory_cell("maml", kind, world=world, n_shot=n_shot) for kind in RECORDED)
+    return (base_cell("maml", world=world, n_shot=n_shot), *others, *remembering)
 
 
 def gain(

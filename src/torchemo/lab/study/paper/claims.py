@@ -5,8 +5,9 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from torchemo.config.presets import parts_of
 from torchemo.lab.study.catalogue import ENTRIES
-from torchemo.lab.study.entry import LITERAL, MENDED, OURS, Contrast, Entry
+from torchemo.lab.study.entry import MIXED, OFFSETS, Contrast, Entry
 from torchemo.lab.study.pages.tables import estimate
 from torchemo.lab.study.paper import published
 from torchemo.lab.study.scales import FOUR, scale_of
@@ -30,20 +31,20 @@ MAX_LISTED = 6
 
 
 class Finding(NamedTuple):
-    """One row: what is claimed, and what one record says about it in one reading of EMO."""
+    """One row: what is claimed, and what one record says about it in one variant of EMO."""
 
     what: str
-    reading: str
+    variant: str
     paper: str
     ours: str
     verdict: Verdict
 
 
 def claim_findings(claim: str, result: Mapping[str, Any]) -> list[Finding]:
-    """Return what a result says about a claim, one finding per reading that it has contrasts for."""
+    """Return what a result says about a claim, one finding per variant that it has contrasts for."""
     contrasts = [c for c in result["contrasts"] if claim in c["claims"]]
     wanted = [c.name for c in _planned(result) if claim in c.claims]
-    return _by_reading(CLAIMS[claim], contrasts, result, wanted=wanted)
+    return _by_variant(CLAIMS[claim], contrasts, result, wanted=wanted)
 
 
 def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
@@ -52,7 +53,7 @@ def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
     special = {"T6": _t6, "F1": _f1, "F4": _f4, "F6": _f6}
     if entry.name in special:
         if not _needed(entry) <= _cells(result).keys():
-            return [Finding(entry.says, LITERAL, "", "not all of it was run", "undecided")]
+            return [Finding(entry.says, MIXED, "", "not all of it was run", "undecided")]
         return [special[entry.name](entry, result)]
     controls = _control_names(result)
     # What the paper claims counts, also of cells that share their rates, as its own do.
@@ -67,7 +68,7 @@ def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
         if c.claims or (c.expect != "shown" and c.against not in controls)
     ]
     judge = _on_every_domain if entry.name == "T1" else verdict_of  # T1 speaks of every data set
-    found = _by_reading(entry.says, claimed, result, wanted=wanted, judge=judge)
+    found = _by_variant(entry.says, claimed, result, wanted=wanted, judge=judge)
     if entry.name == "T5":  # the column it is about cannot be run
         found = [finding._replace(verdict="not testable here") for finding in found]
     return found
@@ -75,7 +76,7 @@ def entry_findings(result: Mapping[str, Any]) -> list[Finding]:
 
 def _needed(entry: Entry) -> set[str]:
     """Name the cells without which an entry that draws no contrasts cannot be judged."""
-    of_emo = {"maml", "maml-emo-paper"}
+    of_emo = {"maml", "maml-emo-mixed"}
     needed = {"T6": of_emo, "F6": of_emo, "F1": of_emo | {"maml momentum", "maml adam"}}
     return needed.get(entry.name, set())
 
@@ -97,7 +98,7 @@ def _planned(result: Mapping[str, Any]) -> tuple[Contrast, ...]:
     return ENTRIES[result["entry"]].contrasts(scale_of(result["scale"], result["tasks"]))
 
 
-def _by_reading(
+def _by_variant(
     what: str,
     contrasts: Iterable[Mapping[str, Any]],
     result: Mapping[str, Any],
@@ -105,17 +106,17 @@ def _by_reading(
     wanted: Collection[str],
     judge: Callable[[Mapping[str, Any]], str] = verdict_of,
 ) -> list[Finding]:
-    """Judge contrasts together, one finding per reading; ``wanted`` ones that are missing leave it open."""
-    readings = _readings(result)
+    """Judge contrasts together, one finding per variant; ``wanted`` ones that are missing leave it open."""
+    variants = _variants(result)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     without: list[Mapping[str, Any]] = []
     for c in contrasts:
-        reading = readings[c["cell"]]
-        (without if reading is None else groups.setdefault(reading, [])).append(c)
+        variant = variants[c["cell"]]
+        (without if variant is None else groups.setdefault(variant, [])).append(c)
     if not groups and without:
         groups[""] = []
     for group in groups.values():
-        group += without  # what is said of learners without memory is said beside every reading
+        group += without  # what is said of learners without memory is said beside every variant
     # Controls are compared after all inner steps: they say nothing about fewer.
     by_step = ENTRIES[result["entry"]].figure == "steps"
     controls = {} if by_step else _controls(result)
@@ -123,19 +124,19 @@ def _by_reading(
     return [
         Finding(
             what,
-            reading,
+            variant,
             _listed([(c["name"], _points(c)) for c in group if c["paper"] is not None]),
-            _ours(group, judge) + _not_run(missing[reading]) + controls.get(reading, ""),
-            together([*(judge(c) for c in group), *("undecided" for _ in missing[reading])]),
+            _ours(group, judge) + _not_run(missing[variant]) + controls.get(variant, ""),
+            together([*(judge(c) for c in group), *("undecided" for _ in missing[variant])]),
         )
-        for reading, group in groups.items()
+        for variant, group in groups.items()
     ]
 
 
-def _readings(result: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the reading of every cell of a result or of its entry; None without memory."""
+def _variants(result: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the variant of every cell of a result or of its entry; None without memory."""
     return {
-        cell["name"]: reading_of(cell) if "-emo" in cell["preset"] else None
+        cell["name"]: None if cell["role"] == "base" else variant_of(cell)
         for cell in (*_planned_cells(result), *result["cells"])
     }
 
@@ -146,14 +147,14 @@ def _planned_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _missing(result: Mapping[str, Any], wanted: Collection[str]) -> dict[str, list[str]]:
-    """Name by reading the contrasts that a claim rests on and that a result does not have."""
+    """Name by variant the contrasts that a claim rests on and that a result does not have."""
     drawn = {c["name"] for c in result["contrasts"]}
-    readings = _readings(result)
-    found: dict[str, list[str]] = {name: [] for name in ("", LITERAL, MENDED, OURS)}
+    variants = _variants(result)
+    found: dict[str, list[str]] = {name or "": [] for name in (None, *variants.values())}
     for c in _planned(result):
         if c.name in wanted and c.name not in drawn:
-            reading = readings[c.cell]
-            for name in found if reading is None else (reading,):
+            variant = variants[c.cell]
+            for name in found if variant is None else (variant,):
                 found[name].append(c.name)
     return found
 
@@ -165,8 +166,8 @@ def _not_run(names: list[str]) -> str:
 
 
 def _controls(result: Mapping[str, Any]) -> dict[str, str]:
-    """Say how many controls the cells of each reading beat; the runs of a base learner are none."""
-    readings = _readings(result)
+    """Say how many controls the cells of each variant beat; the runs of a base learner are none."""
+    variants = _variants(result)
     controls = _control_names(result)
     cells = _cells(result)
     bases = [_run_ids(cell) for cell in cells.values() if cell["role"] == "base"]
@@ -175,11 +176,11 @@ def _controls(result: Mapping[str, Any]) -> dict[str, str]:
         ids = _run_ids(cells[c["against"]])
         again = cells[c["against"]]["role"] == "control" and ids in bases
         if c["against"] in controls and c["expect"] != "shown" and not c["claims"] and not again:
-            reading = readings[c["cell"]] or ""
-            found.setdefault(reading, []).append(verdict_of(c) == "holds")
+            variant = variants[c["cell"]] or ""
+            found.setdefault(variant, []).append(verdict_of(c) == "holds")
     return {
-        reading: f"; better than {sum(beaten)} of {len(beaten)} controls"
-        for reading, beaten in found.items()
+        variant: f"; better than {sum(beaten)} of {len(beaten)} controls"
+        for variant, beaten in found.items()
     }
 
 
@@ -187,16 +188,17 @@ def _run_ids(cell: Mapping[str, Any]) -> list[str]:
     return [run["id"] for run in cell["runs"]]
 
 
-def reading_of(cell: Mapping[str, Any]) -> str:
-    """Name the reading of EMO that a recorded cell with memory has."""
-    by_preset = OURS if cell["preset"].endswith("-emo") else LITERAL
-    return cell.get("reading") or by_preset
+def variant_of(cell: Mapping[str, Any]) -> str:
+    """Name the variant of EMO that a recorded cell with memory has."""
+    by_preset = {"emo": "emo", "emo-paper": "paper", "offsets": OFFSETS, "offsets-joint": OFFSETS}
+    _, memory = parts_of(cell["preset"])
+    return cell.get("variant") or by_preset.get(memory or "", "")
 
 
 def _control_names(result: Mapping[str, Any]) -> set[str]:
-    """Name the controls, and the variants of a cell that keep its rates, such as one that trains longer.
+    """Name the controls, and the versions of a cell that keep its rates, such as one that trains longer.
 
-    A learner that takes the rates chosen on other sets is no variant.
+    A learner that takes the rates chosen on other sets is no such version.
     """
     cells = [*_planned_cells(result), *result["cells"]]
     kinds = {cell["name"]: (cell["preset"], cell["world"]) for cell in cells}
@@ -246,20 +248,20 @@ def _verdict(holds: bool) -> Verdict:
 
 def _t6(entry: Entry, result: Mapping[str, Any]) -> Finding:
     """Judge the parameters that EMO adds to MAML."""
-    added = _cells(result)["maml-emo-paper"]["cost"]["emo_parameters"]
+    added = _cells(result)["maml-emo-mixed"]["cost"]["memory_parameters"]
     printed = 1e6 * published.T6.mean("extra M parameters", method="MAML", optimiser="EMO")
     paper = f"{printed:,.0f} parameters added to MAML"
-    return Finding(entry.says, LITERAL, paper, f"{added:,}", _verdict(added <= 2 * printed))
+    return Finding(entry.says, MIXED, paper, f"{added:,}", _verdict(added <= 2 * printed))
 
 
 def _f1(entry: Entry, result: Mapping[str, Any]) -> Finding:
-    names = ("maml-emo-paper", "maml", "maml momentum", "maml adam")
+    names = ("maml-emo-mixed", "maml", "maml momentum", "maml adam")
     cells = _cells(result)
     last = {name: cells[name]["curve"]["loss"][-1][1] for name in names}
     emo, sgd, *others = (last[name] for name in names)
     text = "; ".join(f"{name}: {number(value)}" for name, value in last.items())
     holds = emo < sgd < min(others)
-    return Finding(entry.says, LITERAL, "no numbers", text, _verdict(holds))
+    return Finding(entry.says, MIXED, "no numbers", text, _verdict(holds))
 
 
 def _f4(entry: Entry, result: Mapping[str, Any]) -> Finding:
@@ -284,6 +286,6 @@ def _f6(entry: Entry, result: Mapping[str, Any]) -> Finding:
         times = sorted(cells[name]["cost"]["inner_ms"][1:])
         return float(times[len(times) // 2])
 
-    ratio = step("maml-emo-paper") / step("maml")
+    ratio = step("maml-emo-mixed") / step("maml")
     text = f"{ratio:.2f} times the step of SGD"
-    return Finding(entry.says, LITERAL, "1.5 times the step of SGD", text, _verdict(ratio <= 2))
+    return Finding(entry.says, MIXED, "1.5 times the step of SGD", text, _verdict(ratio <= 2))

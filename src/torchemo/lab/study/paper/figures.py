@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from torchemo.lab.study.entry import Cell, Contrast, Entry
 from torchemo.lab.study.paper import published
-from torchemo.lab.study.paper.cells import READINGS, base_cell, emo_cells, rule_cells, suffix
+from torchemo.lab.study.paper.cells import (
+    RECORDED,
+    base_cell,
+    memory_cell,
+    rule_cells,
+    suffix,
+)
 from torchemo.lab.study.paper.sweeps import F3, F7
 from torchemo.lab.study.scales import FOUR, Scale
 
@@ -53,7 +59,7 @@ def _f2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
             paper=paper,
             claims=("C2",),
         )
-        for kind in READINGS
+        for kind in RECORDED
     )
 
 
@@ -76,7 +82,8 @@ def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
     runs T1 has already.
     """
     whole = scale.name == "paper"
-    methods = (base_cell("maml"), *(emo_cells("maml") if memory else ()))
+    methods = [base_cell("maml")]
+    methods += [memory_cell("maml", kind) for kind in RECORDED if memory]
     found = [] if whole else list(methods)
     for world in FOUR:
         name = scale.only_set(world)
@@ -96,7 +103,7 @@ def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
 
 def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found = []
-    for kind in READINGS:
+    for kind in RECORDED:
         for trained in FOUR:
             for tested in FOUR:
                 sets = [_PAPER_SETS.get(scale.worlds[world][0], "") for world in (trained, tested)]

@@ -1,13 +1,16 @@
-"""F3 and F7: how many slots, and how many neighbours, in three readings of EMO."""
+"""F3 and F7: how many slots, and how many neighbours, in three variants of EMO."""
 
 from dataclasses import dataclass
 from typing import final
 
-from torchemo.lab.study.entry import LITERAL, MENDED, OURS, Cell, Contrast, Entry, Expectation
+from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Entry, Expectation
 from torchemo.lab.study.paper import published
-from torchemo.lab.study.paper.cells import MENDED_OPTIONS, base_cell, suffix
+from torchemo.lab.study.paper.cells import MIXED_OPTIONS, REPAIRED_OPTIONS, base_cell, suffix
 from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import Scale
+
+_CHANGES = {MIXED: MIXED_OPTIONS, REPAIRED: REPAIRED_OPTIONS, OFFSETS: ()}
+"""What a variant changes about its preset."""
 
 
 @final
@@ -18,18 +21,18 @@ class _Sweep:
     Attributes:
         letter: What the paper calls the size.
         option: The option that sets it.
-        reading: Which reading of EMO is varied.
+        variant: Which variant of EMO is varied.
         sizes: The sizes, none (the base learner) left out.
         chosen: The size that the preset has, whose rates the others take.
         middle: Where growth should end.
         claim: The claim it bears on.
-        table: The paper's numbers, for the literal reading.
+        table: The paper's numbers, for the printed variant.
         everything: The size that needs no option, as it is all there is.
     """
 
     letter: str
     option: str
-    reading: str
+    variant: str
     sizes: tuple[int, ...]
     chosen: int
     middle: int
@@ -37,14 +40,9 @@ class _Sweep:
     table: Published | None = None
     everything: int | None = None
 
-    @property
-    def name(self) -> str:
-        """Ending of the names of its cells."""
-        return "" if self.reading == LITERAL else f" {self.reading}"
-
     def cell_name(self, size: int, n_shot: int) -> str:
         """Name the cell of a size; size 0 is the base learner."""
-        head = f"{self.letter}={size}{self.name}" if size else "maml"
+        head = f"{self.letter}={size} {self.variant}" if size else "maml"
         return head + suffix(n_shot)
 
     def cells(self, scale: Scale, n_shot: int) -> list[Cell]:
@@ -56,28 +54,24 @@ class _Sweep:
         whole = scale.name == "paper"
         chosen = self.cell_name(self.chosen, n_shot)
         # As in R1: where the own gradient keeps its rate, that of the base learner fits.
-        first = "maml" if self.reading == MENDED else None
+        first = "maml" if self.variant == REPAIRED else None
         found = []
         for size in self.sizes:
             name = self.cell_name(size, n_shot)
             found.append(
                 Cell(
                     name,
-                    f"{self.letter} = {size}{self.name}{suffix(n_shot)}",
-                    "maml-emo" if self.reading == OURS else "maml-emo-paper",
-                    "emo",
-                    options=(*self._changes, *self._sized(size)),
+                    f"{self.letter} = {size} {self.variant}{suffix(n_shot)}",
+                    "maml-offsets-joint" if self.variant == OFFSETS else "maml-emo-paper",
+                    "memory",
+                    options=(*_CHANGES[self.variant], *self._sized(size)),
                     world=_world(scale),
                     n_shot=n_shot,
                     of=None if whole else first if name == chosen else chosen,
-                    reading=self.reading,
+                    variant=self.variant,
                 )
             )
         return found
-
-    @property
-    def _changes(self) -> tuple[str, ...]:
-        return MENDED_OPTIONS if self.reading == MENDED else ()
 
     def _sized(self, size: int) -> tuple[str, ...]:
         return () if size == self.everything else (f"{self.option}={size}",)
@@ -119,22 +113,22 @@ def _shots(scale: Scale) -> tuple[int, ...]:
 
 
 def _slots(scale: Scale) -> tuple[_Sweep, ...]:
-    option, few, own = "emo.memory.capacity", scale.capacities, scale.own_capacities
+    option, few, own = "memory.capacity", scale.capacities, scale.own_capacities
     usual, ours = _among(few, 100), _among(own, 16 if scale.regression else 8)
     return (
-        _Sweep("T", option, LITERAL, few, usual, usual, "C4", published.F3),
-        _Sweep("T", option, MENDED, few, usual, usual, "C4"),
-        _Sweep("T", option, OURS, own, ours, ours, "C4"),
+        _Sweep("T", option, MIXED, few, usual, usual, "C4", published.F3),
+        _Sweep("T", option, REPAIRED, few, usual, usual, "C4"),
+        _Sweep("T", option, OFFSETS, own, ours, ours, "C4"),
     )
 
 
 def _neighbours(scale: Scale) -> tuple[_Sweep, ...]:
-    option, few, own = "emo.retrieval.k", scale.neighbours, scale.own_neighbours
+    option, few, own = "memory.k", scale.neighbours, scale.own_neighbours
     usual, everything = _among(few, 20), own[-1]
     return (
-        _Sweep("k", option, LITERAL, few, usual, usual, "C5", published.F7),
-        _Sweep("k", option, MENDED, few, usual, usual, "C5"),
-        _Sweep("k", option, OURS, own, everything, own[-2], "C5", None, everything),
+        _Sweep("k", option, MIXED, few, usual, usual, "C5", published.F7),
+        _Sweep("k", option, REPAIRED, few, usual, usual, "C5"),
+        _Sweep("k", option, OFFSETS, own, everything, own[-2], "C5", None, everything),
     )
 
 
@@ -162,9 +156,9 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
 
 _NOTE = (
     "At the scale of the paper every size tunes its rates; elsewhere all take those of the size that the"
-    " preset has, on the mixed world. Mended: gradients averaged over the support set, recalled at the first"
-    " step only, by keys that tell tasks apart, with a learned gate per tensor (R1). Ours: slots that"
-    " accumulate."
+    " preset has, on the mixed world. Mixed: as printed, with stored gradients summed and own gradients"
+    " averaged. Repaired: gradients averaged over the support set, recalled at the first step only, by keys"
+    " that tell tasks apart, with a learned gate per tensor (R1). Offsets: our memory."
 )
 
 F3 = Entry(

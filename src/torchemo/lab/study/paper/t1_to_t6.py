@@ -4,23 +4,28 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from torchemo.lab.study.entry import LITERAL, MENDED, Cell, Contrast, Entry, Expectation
+from torchemo.lab.study.entry import MIXED, REPAIRED, Cell, Contrast, Entry, Expectation
 from torchemo.lab.study.paper import published
 from torchemo.lab.study.paper.cells import (
     IN_TABLES,
+    KINDS,
     LEARNERS,
-    MENDED_OPTIONS,
-    READINGS,
+    MIXED_OPTIONS,
+    RECORDED,
+    REPAIRED_OPTIONS,
     base_cell,
-    emo_cells,
     gain,
-    is_ours,
+    memory_cell,
     rule_cells,
     suffix,
 )
 from torchemo.lab.study.scales import OWN_WORLDS, Scale
 
-AGGREGATORS = {"sum": "sum", "mean": "mean", "transformer": "gate"}
+AGGREGATORS = {
+    "sum": ("memory.aggregator.name=sum",),
+    "mean": ("memory.aggregator.name=mean",),
+    "transformer": ("memory.aggregator.name=gate", "memory.aggregator.max_neighbors=9"),
+}
 CONTROLLERS = ("fifo", "clock", "lru")
 CHOSEN_CONTROLLERS = {"maml": "lru", "anil": "lru", "meta-sgd": "clock"}
 """What the paper picks for each learner."""
@@ -36,17 +41,18 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
         for learner in LEARNERS:
             base = base_cell(learner, tests=scale.elsewhere, n_shot=n_shot)
             found += [base, _longer(base, scale)]
-            found += emo_cells(learner, tests=scale.elsewhere, n_shot=n_shot)
+            found += [
+                memory_cell(learner, kind, tests=scale.elsewhere, n_shot=n_shot) for kind in KINDS
+            ]
     for world in _own_worlds(scale):
         for learner in LEARNERS:
-            cells = (base_cell(learner, world=world), *emo_cells(learner, world=world))
+            cells = (
+                base_cell(learner, world=world),
+                memory_cell(learner, "-offsets", world=world),
+            )
             # Where grids take long, all take the rates that the base learner chose on the paper's sets.
             rates = learner if scale.base_rates else None
-            found += [
-                replace(_renamed(cell), of=rates)
-                for cell in cells
-                if cell.role == "base" or is_ours(cell)
-            ]
+            found += [replace(_renamed(cell), of=rates) for cell in cells]
     return tuple(found)
 
 
@@ -61,7 +67,7 @@ def _longer(base: Cell, scale: Scale) -> Cell:
         base,
         name=f"{base.name} longer",
         title=f"{base.title}, {times:g} times the outer steps",
-        options=(*base.options, f"train.iterations={round(scale.iterations * times)}"),
+        options=(*base.options, f"train.steps={round(scale.steps * times)}"),
         tests=(),
         of=base.name,
     )
@@ -78,17 +84,17 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     for n_shot in _shots(scale):
         for learner, name in IN_TABLES.items():
             paper = published.T1.gain("with", "without", method=name, shot=str(n_shot))
-            for kind in READINGS:
+            for kind in KINDS:
                 found.append(gain(learner, kind, n_shot=n_shot, paper=paper, claims=("C1",)))
                 cell, base = f"{learner}{kind}{suffix(n_shot)}", f"{learner}{suffix(n_shot)}"
                 found += [
                     Contrast(f"{cell} vs {base}, {world}", cell, base, test=world)
                     for world in scale.elsewhere
                 ]
-                expect: Expectation = "better" if kind == "-emo" else "shown"
+                expect: Expectation = "better" if kind == "-offsets" else "shown"
                 found.append(Contrast(f"{cell} vs {base} longer", cell, f"{base} longer", expect))
     for world, learner in itertools.product(_own_worlds(scale), LEARNERS):
-        cell, base = f"{learner}-emo on {world}", f"{learner} on {world}"
+        cell, base = f"{learner}-offsets on {world}", f"{learner} on {world}"
         found.append(Contrast(f"{cell} vs {learner}", cell, base, "better"))
     return tuple(found)
 
@@ -102,7 +108,7 @@ T1 = Entry(
     _t1_contrasts,
     "forest",
     note="5-shot at the scale of the paper only; sets named outside are tested on, never trained on;"
-    " seen classes are those of training. On pictures, sets beside the paper's (diverse, Omniglot alone) take"
+    " seen classes are those of training. On images, sets beside the paper's (diverse, Omniglot alone) take"
     " the rates that were chosen on the paper's."
     " What training took is in the column of CPU seconds, also of base learners that train longer.",
 )
@@ -110,10 +116,9 @@ T1 = Entry(
 
 def _t2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     table = published.T2
-    literal = gain("maml", "-emo-paper", paper=table.gain("EMO", "SGD"), claims=("C7",))
     return (
-        literal,
-        gain("maml", "-emo", paper=table.gain("EMO", "SGD")),
+        gain("maml", "-emo-mixed", paper=table.gain("EMO", "SGD"), claims=("C7",)),
+        gain("maml", "-offsets", paper=table.gain("EMO", "SGD")),
         Contrast(
             "SGD vs Momentum", "maml", "maml momentum", "better",
             paper=table.gain("SGD", "Momentum"), claims=("C7",),
@@ -137,28 +142,27 @@ T2 = Entry(
 
 
 def _variants(
-    options: dict[str, str],
-    prefix: str,
+    options: dict[str, tuple[str, ...]],
     of: Callable[[str, str], str | None] = lambda learner, name: None,
 ) -> tuple[Cell, ...]:
-    """Return the literal reading of every learner with one option varied.
+    """Return the recorded variant of the paper's memory for every learner with one part varied.
 
     Args:
-        options: Names and values of the option.
-        prefix: The option.
+        options: Names, and the options that choose the part.
         of: From learner and name to the cell whose rates it takes; None tunes its own.
     """
     return tuple(
         Cell(
             f"{learner} {name}",
-            f"{title} + EMO (literal), {name}",
+            f"{title} + {KINDS['-emo-mixed'].title}, {name}",
             f"{learner}-emo-paper",
-            "emo",
-            options=(f"{prefix}={value}",),
+            "memory",
+            options=(*MIXED_OPTIONS, *chosen),
             of=of(learner, name),
+            variant=MIXED,
         )
         for learner, title in LEARNERS.items()
-        for name, value in options.items()
+        for name, chosen in options.items()
     )
 
 
@@ -170,7 +174,7 @@ def _t3_cells(scale: Scale) -> tuple[Cell, ...]:
 
     return (
         *(base_cell(learner) for learner in LEARNERS),
-        *_variants(AGGREGATORS, "emo.aggregator.kind", of),
+        *_variants(AGGREGATORS, of),
     )
 
 
@@ -215,24 +219,24 @@ def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
         chosen = CHOSEN_CONTROLLERS[learner]
         return None if name == chosen or scale.name == "paper" else f"{learner} {chosen}"
 
-    literal = _variants({name: name for name in CONTROLLERS}, "emo.memory.controller", of)
+    mixed = _variants({name: (f"memory.controller.name={name}",) for name in CONTROLLERS}, of)
     return (
         *(base_cell(learner) for learner in LEARNERS),
-        *literal,
-        *(_mended(cell, scale) for cell in literal if cell.preset.startswith("maml")),
+        *mixed,
+        *(_repaired(cell, scale) for cell in mixed if cell.preset.startswith("maml")),
     )
 
 
-def _mended(cell: Cell, scale: Scale) -> Cell:
-    """Return a literal cell without what R1 shows to break it; its rates are those of R1 and the sweeps."""
+def _repaired(cell: Cell, scale: Scale) -> Cell:
+    """Return a cell without what R1 finds to break it; its rates are those of R1 and the sweeps."""
     first = None if scale.name == "paper" else "maml"
     return replace(
         cell,
-        name=f"{cell.name} {MENDED}",
-        title=cell.title.replace(LITERAL, MENDED),
-        options=(*MENDED_OPTIONS, *cell.options),
-        of=first if cell.of is None else f"{cell.of} {MENDED}",
-        reading=MENDED,
+        name=f"{cell.name} {REPAIRED}",
+        title=cell.title.replace(KINDS["-emo-mixed"].title, "EMO (repaired)"),
+        options=(*REPAIRED_OPTIONS, cell.options[-1]),
+        of=first if cell.of is None else f"{cell.of} {REPAIRED}",
+        variant=REPAIRED,
     )
 
 
@@ -244,7 +248,7 @@ def _t4_contrasts(scale: Scale) -> tuple[Contrast, ...]:
         }
         printed[learner] = published.T1.mean("without", method=name, shot="1")
         found += _controller_contrasts(learner, "", printed)
-    return (*found, *_controller_contrasts("maml", f" {MENDED}", {}))
+    return (*found, *_controller_contrasts("maml", f" {REPAIRED}", {}))
 
 
 def _controller_contrasts(learner: str, kind: str, printed: dict[str, float]) -> list[Contrast]:
@@ -283,16 +287,16 @@ T5 = Entry(
     published.T5,
     lambda scale: (
         base_cell("maml"),
-        emo_cells("maml")[0],
+        memory_cell("maml", "-emo-mixed"),
         Cell(
             "transformer-based gradient",
             "MAML + EMO, transformer-based gradient",
             "maml-emo-paper",
-            "emo",
+            "memory",
             missing="the paper does not say what it is",
         ),
     ),
-    lambda scale: (gain("maml", "-emo-paper"),),
+    lambda scale: (gain("maml", "-emo-mixed"),),
     "forest",
 )
 
@@ -308,7 +312,7 @@ def _t6_cells(scale: Scale) -> tuple[Cell, ...]:
             options=("learner.rule=adam",) if learner == "maml" else (),
             missing=None if learner == "maml" else "Meta-SGD learns its rates; it has no Adam rule",
         )
-        found += [base_cell(learner), adam, *emo_cells(learner)]
+        found += [base_cell(learner), adam, *(memory_cell(learner, kind) for kind in RECORDED)]
     return tuple(found)
 
 

@@ -1,12 +1,14 @@
 """T7 to T9: EMO on top of ARML against other learners, with Conv-4 and ResNet-12."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torchemo.config.presets import parts_of
 from torchemo.lab.study.entry import Cell, Contrast, Entry, Expectation
 from torchemo.lab.study.paper import published
+from torchemo.lab.study.paper.cells import KINDS, suffix
 from torchemo.lab.study.paper.cells import LEARNERS as TUNED
-from torchemo.lab.study.paper.cells import suffix
 from torchemo.lab.study.scales import Scale
 
 LEARNERS = {
@@ -28,8 +30,8 @@ TEXTURES = "outside textures"
 IN_EQUAL_TIME = " in equal time"
 LONGER = " longer"
 LONGER_PAIRS = {
-    "maml": ("maml-emo", "hsml"),
-    "maml on surfaces": ("maml-emo on surfaces", "arml on surfaces"),
+    "maml": ("maml-offsets", "hsml"),
+    "maml on surfaces": ("maml-offsets on surfaces", "arml on surfaces"),
 }
 """Learners that are also trained far longer on regression, and what is set against them."""
 TRAINED_LONGER = {*LONGER_PAIRS, *(name for names in LONGER_PAIRS.values() for name in names)}
@@ -38,7 +40,7 @@ _FULL_SIZES: dict[str, tuple[str, ...]] = {
     "arml": ("learner.task_dim=128",),
     "hsml": ("learner.task_dim=128",),
     "tsa-maml": (
-        *("train.iterations=162500", "learner.first_stage=100000", "learner.cluster_tasks=10000"),
+        *("train.steps=162500", "learner.first_stage=100000", "learner.cluster_tasks=10000"),
         "outer.schedule=cosine",
     ),
     "musml": ("learner.anneal=50000",),
@@ -52,30 +54,49 @@ def _worlds(scale: Scale) -> tuple[str, ...]:
     return ("mixed", "surfaces") if "surfaces" in scale.worlds else ("mixed",)
 
 
-def _name(preset: str, world: str, n_shot: int) -> str:
-    return preset + suffix(n_shot) + ("" if world == "mixed" else f" on {world}")
+def _name(method: str, world: str, n_shot: int) -> str:
+    return method + suffix(n_shot) + ("" if world == "mixed" else f" on {world}")
 
 
 def _cells(scale: Scale, n_shot: int) -> tuple[Cell, ...]:
-    methods = {name: (title, "base") for name, title in LEARNERS.items()}
-    methods |= {f"{name}-emo": (f"{title} + EMO (ours)", "emo") for name, title in LEARNERS.items()}
-    methods["arml-emo-paper"] = ("ARML + EMO (literal)", "emo")
+    methods = [(learner, kind) for kind in ("", "-offsets") for learner in LEARNERS]
+    methods.append(("arml", "-emo-mixed"))
     cells = [
-        Cell(
-            _name(preset, world, n_shot),
-            title + suffix(n_shot) + WORLDS[world],
-            preset,
-            "emo" if role == "emo" else "base",
-            options=_sizes(preset, scale),
-            world=world,
-            tests=_textures(scale),
-            n_shot=n_shot,
-            of=_rates_of(preset, scale, n_shot),
-        )
+        _cell(scale, learner, kind, world=world, n_shot=n_shot)
         for world in _worlds(scale)
-        for preset, (title, role) in methods.items()
+        for learner, kind in methods
     ]
     return (*cells, *_in_equal_time(cells, scale), *_longer(cells, scale))
+
+
+def _cell(scale: Scale, learner: str, kind: str, *, world: str, n_shot: int) -> Cell:
+    """Return a learner without memory, or with a kind of it."""
+    base = Cell(
+        _name(learner, world, n_shot),
+        LEARNERS[learner] + suffix(n_shot) + WORLDS[world],
+        learner,
+        "base",
+        options=_sizes(learner, scale),
+        world=world,
+        tests=_textures(scale),
+        n_shot=n_shot,
+        of=_rates_of(learner, scale, n_shot),
+    )
+    return _remembering(base, learner, kind) if kind else base
+
+
+def _remembering(base: Cell, learner: str, kind: str) -> Cell:
+    """Return the cell of a learner with a kind of memory."""
+    memory, title = KINDS[kind], LEARNERS[learner]
+    return replace(
+        base,
+        name=base.name.replace(learner, f"{learner}{kind}", 1),
+        title=base.title.replace(title, memory.beside(title), 1),
+        preset=f"{learner}{memory.preset}",
+        role="memory",
+        options=(*memory.options, *base.options),
+        variant=memory.variant,
+    )
 
 
 def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
@@ -88,8 +109,8 @@ def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
                     name=cell.name + LONGER,
                     title=f"{cell.title}, 5 times the outer steps",
                     options=(
-                        f"train.iterations={5 * scale.iterations}",
-                        f"train.validate_every={scale.iterations}",
+                        f"train.steps={5 * scale.steps}",
+                        f"train.validate_every={scale.steps}",
                     ),
                     of=cell.name,
                 )
@@ -97,30 +118,29 @@ def _longer(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
 
 def _in_equal_time(cells: Sequence[Cell], scale: Scale) -> Iterator[Cell]:
     """Train once more, with its rates, for as many steps as take the CPU time of MAML's."""
-    steps = scale.iterations
     for cell in cells:
-        cost = scale.costs.get(cell.preset, 1.0)
+        cost = scale.costs.get(cell.preset.removesuffix("-joint"), 1.0)
         if cost != 1.0:
             yield replace(
                 cell,
                 name=cell.name + IN_EQUAL_TIME,
                 title=f"{cell.title}, in MAML's CPU time",
-                options=_steps(round(steps / cost)),
+                options=_steps(cell, round(scale.steps / cost)),
                 tests=(),
                 of=cell.name,
             )
 
 
-def _steps(count: int) -> tuple[str, ...]:
-    """Outer steps; what happens at a step of the run (MUSML's annealing, TSA-MAML's stages) moves along."""
-    return (
-        *(f"train.iterations={count}", f"train.validate_every={count // 5}"),
-        *(f"learner.anneal={2 * count // 5}", f"learner.first_stage={count // 5}"),
-    )
+def _steps(cell: Cell, count: int) -> tuple[str, ...]:
+    """Set the outer steps; what happens at a step of the run moves along."""
+    moving = {"musml": f"learner.anneal={2 * count // 5}"}
+    moving["tsa-maml"] = f"learner.first_stage={count // 5}"
+    learner, _ = parts_of(cell.preset)
+    own = (moving[learner],) if learner in moving else ()
+    return (f"train.steps={count}", f"train.validate_every={count // 5}", *own)
 
 
-def _sizes(preset: str, scale: Scale) -> tuple[str, ...]:
-    learner = preset.removesuffix("-paper").removesuffix("-emo")
+def _sizes(learner: str, scale: Scale) -> tuple[str, ...]:
     return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
 
@@ -129,13 +149,12 @@ def _textures(scale: Scale) -> tuple[str, ...]:
     return tuple(world for world in scale.outside if world == TEXTURES)
 
 
-def _rates_of(preset: str, scale: Scale, n_shot: int) -> str | None:
-    """On two cores a grid for each of so many methods would take days: on pictures all take MAML's rates.
+def _rates_of(learner: str, scale: Scale, n_shot: int) -> str | None:
+    """On two cores a grid for each of so many methods would take days: on images all take MAML's rates.
 
     ANIL and Meta-SGD have chosen theirs for T1 (and each with memory takes those of its base).
     """
-    own = preset.removesuffix("-emo") in TUNED
-    return None if own or not scale.base_rates else _name("maml", "mixed", n_shot)
+    return None if learner in TUNED or not scale.base_rates else _name("maml", "mixed", n_shot)
 
 
 def _contrasts(scale: Scale, n_shot: int) -> tuple[Contrast, ...]:
@@ -172,23 +191,23 @@ def _both(
 
 def _pairs() -> Iterator[tuple[str, str, Expectation]]:
     """What the paper sets against what: ARML with memory, every learner with memory, ARML and HSML."""
-    for cell in ("arml-emo-paper", "arml-emo"):
+    for cell in ("arml-emo-mixed", "arml-offsets"):
         for base in ("arml", "maml"):
             yield cell, base, "better"
     for learner in LEARNERS:
         if learner != "arml":
-            yield f"{learner}-emo", learner, "shown"
+            yield f"{learner}-offsets", learner, "shown"
     yield "arml", "maml", "better"
     yield "hsml", "maml", "better"
     # Slots or gates: two ways to tell kinds of tasks apart.
     for learner in ("hsml", "arml"):
-        yield "maml-emo", learner, "shown"
+        yield "maml-offsets", learner, "shown"
 
 
 def _paper(cell: str, base: str, world: str, n_shot: int) -> float | None:
     """The paper's difference in points, where it has both."""
     sets = {"mixed": ("Bird", "Texture", "Aircraft", "Fungi"), "narrow": ("miniImageNet",)}
-    names = {**LEARNERS, "arml-emo": "ARML+EMO", "arml-emo-paper": "ARML+EMO"}
+    names = {**LEARNERS, "arml-offsets": "ARML+EMO", "arml-emo-mixed": "ARML+EMO"}
     if cell not in names or world not in sets:
         return None
     table = published.T7 if n_shot == 1 else published.T8
@@ -219,44 +238,38 @@ T8 = Entry(
 )
 
 _RESNET = ("model.name=resnet12", "model.channels=wide")
-_RESNET_SMOKE = ("model.name=resnet12", "train.iterations=2", "train.tasks=1", "learner.order=1")
+_RESNET_SMOKE = ("model.name=resnet12", "train.steps=2", "train.tasks=1", "learner.order=1")
 
 
 def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
     small = scale.name == "smoke"
     worlds, shots = (("narrow",), (1,)) if small else (("narrow", "tiered"), (1, 5))
-    presets = {
-        "anil": "ANIL",
-        "anil-emo-paper": "ANIL + EMO (literal)",
-        "arml": "ARML",
-        "arml-emo-paper": "ARML + EMO (literal)",
-        "arml-emo": "ARML + EMO (ours)",
-    }
-    return tuple(
-        Cell(
-            f"{preset} on {world}{suffix(n_shot)}",
-            f"{title}, {world}{suffix(n_shot)}",
-            preset,
-            "emo" if "-emo" in preset else "base",
-            options=_RESNET_SMOKE if small else (*_RESNET, *_sizes(preset, scale)),
+    kinds = {"anil": ("-emo-paper",), "arml": ("-emo-paper", "-offsets")}
+    found: list[Cell] = []
+    for world, n_shot, learner in itertools.product(worlds, shots, kinds):
+        if small and learner != "anil":
+            continue
+        base = Cell(
+            f"{learner} on {world}{suffix(n_shot)}",
+            f"{LEARNERS[learner]}, {world}{suffix(n_shot)}",
+            learner,
+            "base",
+            options=_RESNET_SMOKE if small else (*_RESNET, *_sizes(learner, scale)),
             world=world,
             n_shot=n_shot,
         )
-        for world in worlds
-        for n_shot in shots
-        for preset, title in presets.items()
-        if not (small and preset.startswith("arml"))
-    )
+        found += [base, *(_remembering(base, learner, kind) for kind in kinds[learner])]
+    return tuple(found)
 
 
 def _t9_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    names = [cell.name for cell in _t9_cells(scale)]
-    pairs = [
-        (name, name.replace("-emo-paper", "").replace("-emo", ""))
-        for name in names
-        if "-emo" in name
-    ]
-    return tuple(Contrast(f"{cell} vs {base}", cell, base, "better") for cell, base in pairs)
+    cells = _t9_cells(scale)
+    bases = {(c.preset, c.world, c.n_shot): c.name for c in cells if c.role == "base"}
+    found = []
+    for cell in (cell for cell in cells if cell.role == "memory"):
+        base = bases[parts_of(cell.preset)[0], cell.world, cell.n_shot]
+        found.append(Contrast(f"{cell.name} vs {base}", cell.name, base, "better"))
+    return tuple(found)
 
 
 T9 = Entry(

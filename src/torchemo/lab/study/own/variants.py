@@ -1,32 +1,33 @@
-"""R1: from the literal reading of EMO to ours, one hypothesis at a time. Not in the paper."""
+"""R1: from the printed variant of EMO to offsets, one hypothesis at a time. Not in the paper."""
 
 from dataclasses import replace
 
-from torchemo.lab.study.entry import Cell, Contrast, Entry
+from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Entry
 from torchemo.lab.study.paper.cells import (
     FIRST_STEP,
     MEANS,
-    MENDED_OPTIONS,
+    MIXED_OPTIONS,
+    REPAIRED_OPTIONS,
     SIMILAR,
     base_cell,
 )
 from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import Scale
 
-_LITERAL = {
-    "literal": ("as printed", ()),
+_PRINTED = {
+    MIXED: ("as printed, with mixed reductions", MIXED_OPTIONS),
     "means": ("gradients averaged over the support set", MEANS),
     "first step": ("and recalled at the first step only", FIRST_STEP),
     "similar": ("and keys that tell tasks apart", SIMILAR),
-    "gates": ("and a learned gate per tensor", MENDED_OPTIONS),
-    "meta": ("and meta-gradients as values", (*MENDED_OPTIONS, "emo.value.content=meta")),
+    "gates": ("and a learned gate per tensor", REPAIRED_OPTIONS),
+    "meta": ("and meta-gradients as values", (*REPAIRED_OPTIONS, "memory.content=meta")),
 }
-"""Each changes one thing about the reading above it."""
+"""Each changes one thing about the variant above it."""
 
 _ALIGNED = (
     "aligned",
     "gates, and head gradients matched class by class",
-    (*MENDED_OPTIONS, "emo.value.head_align=hungarian"),
+    (*REPAIRED_OPTIONS, "memory.head_align=hungarian"),
 )
 _PROTO, _PROTO_GATES = "proto-maml", "proto-maml gates"
 """Two ways out of random labels, where tasks have any: recalled heads are put into the task's own order of
@@ -34,43 +35,49 @@ classes, or a learner whose head is made of the support set, so that relabelling
 body, with a memory of that alone."""
 
 _SLOTS = (2, 4, 8, 16, 32)
-_PLAIN_KEYS = ("emo.key.network=statistics", "emo.key.training=none")
-_TRANSFORMER = ("emo.key.network=transformer", "emo.key.layers=2")
-_CONSOLIDATED = {
+_PLAIN_KEYS = ("memory.key.name=statistics",)
+_TRANSFORMER = (
+    *("memory.key.name=transformer", "memory.key.layers=2"),
+    "memory.key.training=self_recognition",
+)
+_OF_OFFSETS = {
     "statistics": ("keys without weights", _PLAIN_KEYS),
     "transformer": ("keys from a Transformer", _TRANSFORMER),
-    "through the outer loss": ("keys trained by the outer loss", ("emo.key.training=outer",)),
-    "dropout": ("a tenth of the tasks without recall", ("emo.value.recall_dropout=0.1",)),
-    "empty slot": ("and an empty slot for unlike tasks", ("emo.retrieval.null_distance=1.0",)),
-    "decay": ("slots that fade", ("emo.memory.slot_decay=1.0",)),
-    **{f"{n} slots": (f"{n} slots", (f"emo.memory.capacity={n}",)) for n in _SLOTS},
+    "through the outer loss": ("keys trained by the outer loss", ("memory.key.training=outer",)),
+    "dropout": ("a tenth of the tasks without recall", ("memory.recall_dropout=0.1",)),
+    "empty slot": ("and an empty slot for unlike tasks", ("memory.null_distance=1.0",)),
+    "decay": ("slots that fade", ("memory.slot_decay=1.0",)),
+    **{f"{n} slots": (f"{n} slots", (f"memory.capacity={n}",)) for n in _SLOTS},
 }
-"""Each changes one thing about our reading, and keeps its rates."""
+"""Each changes one thing about our memory of offsets, and keeps its rates."""
 
-_NO_DROPOUT = ("emo.value.recall_dropout=0.0",)
+_NO_DROPOUT = ("memory.recall_dropout=0.0",)
 _ALL_TENSORS = {
     "scales and shifts": ("no task without recall", _NO_DROPOUT),
     "all tensors": (
         "all tensors, no task without recall",
-        (*_NO_DROPOUT, "emo.value.tensors=all"),
+        (*_NO_DROPOUT, "memory.tensors=all"),
     ),
 }
-"""The same on pictures, where our slots hold scales and shifts only and a fifth of the tasks go without."""
+"""The same on images, where slots are for normalisation parameters and a fifth of the tasks skip recall."""
 
 
 def _changes(scale: Scale) -> dict[str, tuple[str, tuple[str, ...]]]:
-    return _CONSOLIDATED if scale.regression else {**_CONSOLIDATED, **_ALL_TENSORS}
+    if not scale.regression:
+        return {**_OF_OFFSETS, **_ALL_TENSORS}
+    title, options = _OF_OFFSETS["transformer"]
+    return {**_OF_OFFSETS, "transformer": (title, (*options, "memory.key.embedder=pairs"))}
 
 
 def _cells(scale: Scale) -> tuple[Cell, ...]:
-    literal = [_single(scale, name, *about) for name, about in _LITERAL.items()]
-    ours = Cell("ours", "EMO (ours)", "maml-emo", "emo", tests=scale.elsewhere)
+    printed = [_single(scale, name, *about) for name, about in _PRINTED.items()]
+    offsets = Cell(OFFSETS, "offsets", "maml-offsets-joint", "memory", tests=scale.elsewhere)
     changed = [
-        replace(ours, name=name, title=f"{ours.title}, {title}", options=options, of=ours.name)
+        replace(offsets, name=name, title=f"offsets, {title}", options=options, of=OFFSETS)
         for name, (title, options) in _changes(scale).items()
     ]
     base = base_cell("maml", tests=scale.elsewhere)
-    return (base, *literal, ours, *changed, *_without_label_order(scale))
+    return (base, *printed, offsets, *changed, *_without_label_order(scale))
 
 
 def _single(scale: Scale, name: str, title: str, options: tuple[str, ...]) -> Cell:
@@ -81,9 +88,10 @@ def _single(scale: Scale, name: str, title: str, options: tuple[str, ...]) -> Ce
         name,
         f"EMO, {title}",
         "maml-emo-paper",
-        "emo",
+        "memory",
         options=options,
         of=None if own else "maml",
+        variant=MIXED if name == MIXED else REPAIRED,
     )
 
 
@@ -98,8 +106,9 @@ def _without_label_order(scale: Scale) -> tuple[Cell, ...]:
         name=_PROTO_GATES,
         title="Proto-MAML + EMO, a learned gate per tensor",
         preset="proto-maml-emo-paper",
-        role="emo",
-        options=(*MENDED_OPTIONS, "emo.value.head_align=drop"),
+        role="memory",
+        options=(*REPAIRED_OPTIONS, "memory.head_align=drop"),
+        variant=REPAIRED,
     )
     return (_single(scale, *_ALIGNED), proto, gates)
 
@@ -113,7 +122,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
             Contrast(f"{cell.name} vs maml, {test}", cell.name, "maml", test=test)
             for test in cell.tests
         ]
-    found += [Contrast(f"{name} vs ours", name, "ours") for name in _changes(scale)]
+    found += [Contrast(f"{name} vs {OFFSETS}", name, OFFSETS) for name in _changes(scale)]
     if not scale.regression:
         found.append(Contrast(f"{_ALIGNED[0]} vs gates", _ALIGNED[0], "gates", "better"))
         found.append(Contrast(f"{_PROTO} vs maml", _PROTO, "maml"))
@@ -123,8 +132,8 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
 
 R1 = Entry(
     "R1",
-    "Readings of EMO for MAML",
-    "Not in the paper: which change of the literal reading makes memory help?",
+    "Variants of EMO for MAML",
+    "Not in the paper: which change of the printed variant makes memory help?",
     Published(""),
     _cells,
     _contrasts,
