@@ -1,5 +1,8 @@
 """The public surface fits one screen and does not wait for torch."""
 
+import doctest
+import inspect
+import re
 import subprocess
 import sys
 
@@ -8,11 +11,21 @@ import pytest
 import torchemo
 
 
-def test_every_public_name_loads_and_there_are_at_most_forty():
-    assert len(torchemo.__all__) <= 40
+def test_every_public_name_loads_and_there_are_at_most_thirty():
+    assert len(torchemo.__all__) <= 30
     for name in torchemo.__all__:
         assert getattr(torchemo, name) is not None
     assert set(torchemo.__all__) <= set(dir(torchemo))
+
+
+@pytest.mark.parametrize("name", torchemo.__all__)
+def test_a_public_name_is_no_module_and_has_an_example_that_runs(name):
+    thing = getattr(torchemo, name)
+    assert not inspect.ismodule(thing)
+    home = inspect.getmodule(thing)
+    # test_docstrings.py runs the examples of every module.
+    examples = [e for found in doctest.DocTestFinder().find(home) for e in found.examples]
+    assert any(re.search(rf"\b{name}\b", example.source) for example in examples)
 
 
 def test_an_unknown_name_is_an_attribute_error():

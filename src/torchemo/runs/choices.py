@@ -1,0 +1,67 @@
+"""From what a person chooses (a preset, data, a few numbers) to the configuration of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from torchemo.config.presets import preset
+from torchemo.config.run import RunConfig
+from torchemo.config.toml import from_dict, merged, override, to_dict
+from torchemo.runs.load import load_config
+from torchemo.runs.upgrade import refuse_old
+
+SHORT = {
+    "steps": ("train", "steps"),
+    "seed": ("train", "seed"),
+    "size": ("data", "image_size"),
+    "way": ("data", "n_way"),
+    "shot": ("data", "n_shot"),
+    "splits": ("data", "splits"),
+    "scheme": ("data", "scheme"),
+}
+"""Short names of the options that people set most, and where they belong."""
+
+
+@final
+@dataclass(frozen=True)
+class Choices:
+    """What a person chooses for a run; later ones win.
+
+    Attributes:
+        preset: Name of a preset; None starts from the defaults.
+        config: A TOML file.
+        data: Image sets, ``procedural`` or ``regression:GROUP``; empty keeps those of preset or file.
+        short: Options by their short names (`SHORT`); None leaves one as it is.
+        options: Any options as ``section.option=value``.
+    """
+
+    preset: str | None = None
+    config: Path | None = None
+    data: tuple[str, ...] = ()
+    short: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def resolved(self) -> RunConfig:
+        """Return the configuration."""
+        if self.preset is None:
+            return self._over(RunConfig())
+        # A preset depends on the tasks, and these may be set by anything that comes after it.
+        config = self._over(preset(self.preset))
+        regression = any(name.startswith("regression:") for name in config.data.source)
+        return self._over(preset(self.preset, n_shot=config.data.n_shot, regression=regression))
+
+    def _over(self, config: RunConfig) -> RunConfig:
+        if self.config is not None:
+            config = load_config(self.config, base=config)
+        plain = to_dict(config)
+        if self.data:
+            plain = merged(plain, {"data": {"source": list(self.data)}})
+        for name, value in self.short.items():
+            section, option = SHORT[name]
+            if value is not None:
+                plain = merged(plain, {section: {option: value}})
+        for option in self.options:
+            refuse_old(option.partition("=")[0])
+            override(plain, option)
+        return from_dict(plain, RunConfig, where="the chosen options")
