@@ -1,4 +1,4 @@
-"""Three tiny real runs: points with a replacing memory, hostile class folders, synthetic pictures."""
+"""Three tiny real runs: points with a memory of gradients, hostile class folders, synthetic images."""
 
 from dataclasses import replace
 
@@ -6,19 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchemo.config.run import (
-    AggregatorConfig,
-    DataConfig,
-    EMOConfig,
-    KeyConfig,
-    LearnerConfig,
-    MemoryConfig,
-    ModelConfig,
-    RetrievalConfig,
-    RunConfig,
-    TrainConfig,
-    ValueConfig,
-)
+from torchemo.config.registry import Part
+from torchemo.config.run import DataConfig, RunConfig, TrainConfig
 from torchemo.report.run.page import write_run_report
 from torchemo.runs.adapt import Answers, Prediction, RecalledSlot
 from torchemo.runs.load import load_best
@@ -28,37 +17,44 @@ from torchemo.runs.train import train_run
 HOSTILE_DOMAIN = "<img src=x onerror=alert(1)> & $\\frac{$ 鳥"
 HOSTILE_CLASS = "<script>alert('{}')"
 
+SMALL_KEY = {"dim": 8, "heads": 2, "ff": 8, "layers": 1}
+
 POINTS = RunConfig(
-    learner=LearnerConfig(inner_lr=0.01, steps=2),
-    model=ModelConfig(name="mlp", hidden=(6,)),
-    emo=EMOConfig(
-        memory=MemoryConfig(capacity=5),
-        key=KeyConfig(embedder="pairs", dim=8, heads=2, ff=8, layers=1),
-        retrieval=RetrievalConfig(k=3),
-        aggregator=AggregatorConfig(kind="sum"),
-        value=ValueConfig(recall_dropout=0.3),
+    learner=Part("maml", {"inner_lr": 0.01, "steps": 2}),
+    model=Part("mlp", {"hidden": (6,)}),
+    memory=Part(
+        "gradients",
+        {
+            "capacity": 5,
+            "k": 3,
+            "key": Part("transformer", {"embedder": "pairs", **SMALL_KEY}),
+            "aggregator": Part("sum"),
+            "recall_dropout": 0.3,
+        },
     ),
     data=DataConfig(source=("regression:hsml4",), n_shot=4, n_query=4),
-    train=TrainConfig(iterations=9, tasks=2, validate_every=4, validation_tasks=4),
+    train=TrainConfig(steps=9, tasks=2, validate_every=4, validation_tasks=4),
 )
 
 PICTURES = RunConfig(
-    learner=LearnerConfig(steps=2, inner_lr=0.5),
-    model=ModelConfig(filters=2),
-    emo=EMOConfig(
-        memory=MemoryConfig(capacity=2, write="consolidate", warmup=1),
-        key=KeyConfig(dim=8, heads=2, ff=8, layers=1, training="self_recognition"),
-        retrieval=RetrievalConfig(k=None),
-        aggregator=AggregatorConfig(kind="sum"),
-        value=ValueConfig(content="meta"),
+    learner=Part("maml", {"steps": 2, "inner_lr": 0.5}),
+    model=Part("conv4", {"filters": 2}),
+    memory=Part(
+        "offsets",
+        {
+            "capacity": 2,
+            "k": None,
+            "warmup": 1,
+            "key": Part("transformer", {"training": "self_recognition", **SMALL_KEY}),
+        },
     ),
     data=DataConfig(image_size=16, classes_per_family=25, n_way=2, n_query=2),
-    train=TrainConfig(iterations=4, tasks=2, validate_every=2, validation_tasks=2),
+    train=TrainConfig(steps=4, tasks=2, validate_every=2, validation_tasks=2),
 )
 
 
 def without_memory(config):
-    return replace(config, emo=replace(config.emo, memory=MemoryConfig(capacity=0)))
+    return replace(config, memory=Part("none"))
 
 
 def make_run(root, config, protocol):
@@ -69,7 +65,7 @@ def make_run(root, config, protocol):
 
 @pytest.fixture(scope="session")
 def points(tmp_path_factory):
-    """A regression run with a replacing memory, evaluated and reported."""
+    """A regression run with a memory of gradients, evaluated and reported."""
     root = make_run(tmp_path_factory.mktemp("runs") / "points", POINTS, Protocol(tasks=12))
     write_run_report(root)
     return root
@@ -84,7 +80,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
-    """A run on embedded synthetic pictures with a consolidating memory."""
+    """A run on embedded synthetic images with a memory of offsets."""
     root = make_run(tmp_path_factory.mktemp("runs") / "pictures", PICTURES, Protocol(tasks=6))
     write_run_report(root)
     return root
@@ -123,7 +119,7 @@ def save_picture(path, seed):
 
 @pytest.fixture
 def folders(tmp_path):
-    """A class of two pictures with a hostile name, one of fourteen, and two queries."""
+    """A class of two images with a hostile name, one of fourteen, and two queries."""
     for i in range(2):
         save_picture(tmp_path / "support" / HOSTILE_NAME / f"{i}.png", i)
     for i in range(14):

@@ -80,7 +80,7 @@ def test_a_bare_comparison_without_runs_is_enough(points, base, tmp_path):
         ("accuracy", -0.10, "A is better than B: −10.00 [−15.00, −5.00]"),
         ("mse", -0.10, "B is better than A: −0.100 [−0.150, −0.0500]"),
         ("mse", 0.10, "A is better than B: +0.100 [+0.0500, +0.150]"),
-        ("accuracy", 0.01, "No difference is shown: +1.00 [−4.00, +6.00]"),
+        ("accuracy", 0.01, "The difference is not significant: +1.00 [−4.00, +6.00]"),
     ],
 )
 def test_the_verdict_follows_the_interval_and_the_metric(metric, value, verdict, tmp_path):
@@ -99,9 +99,30 @@ def test_several_seeds_decide_the_verdict_and_open_ends_are_written(tmp_path):
     keys = ("over_tasks", "over_seeds", "both", "bootstrap")
     found = comparison(0.1, 0.01, over_seeds=dict.fromkeys(keys, wide))
     page = write([found | {"seeds": 2}], tmp_path / "c.html")
-    assert "No difference is shown: +10.00 [−20.00, ∞], over seeds and tasks." in page.text
+    assert (
+        "The difference is not significant: +10.00 [−20.00, ∞], over seeds and tasks." in page.text
+    )
     assert "new seeds and new tasks (random effects)" in page.text
     assert "One training seed" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "told"),
+    [
+        ([1000], [2000], "They had different numbers of outer steps: A 1,000, B 2,000."),
+        ([5], [5, 7], "They had different numbers of outer steps: A 5, B 5 or 7."),
+        ([5], [5], None),
+        (None, [5], None),
+        (None, None, None),
+    ],
+)
+def test_different_numbers_of_outer_steps_are_told(base, other, told, tmp_path):
+    found = comparison(0.1, 0.1)
+    for side, steps in (("base", base), ("other", other)):
+        found[side] |= {} if steps is None else {"outer_steps": steps}
+    text = write([found], tmp_path / "c.html").text
+    assert "numbers of outer steps" in text if told else "numbers of outer steps" not in text
+    assert told is None or told in text
 
 
 def test_synthetic_domains_are_called_synthetic_and_others_are_not(tmp_path):

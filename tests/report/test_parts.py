@@ -13,12 +13,16 @@ import torch
 from PIL import Image
 
 from tests.report.html import broken_laws
+from torchemo.config.registry import Part
+from torchemo.config.run import RunConfig
 from torchemo.core.rng import generator_for
-from torchemo.memory.familiarity import Familiarity
+from torchemo.core.types import TaskShape
+from torchemo.learners.build import build_learner
 from torchemo.memory.inspection import principal_map
-from torchemo.memory.trust import Trust
+from torchemo.memory.selective import SkipUnfamiliar, SkipUnhelpful
+from torchemo.models import build_model
 from torchemo.report.figures import Interval, Line, forest, lines, smooth
-from torchemo.report.format import number
+from torchemo.report.format import method_of, number
 from torchemo.report.run.collect import Curve, best_validation, collect, curve
 from torchemo.report.run.memory import view_memory
 from torchemo.report.run.probe import PROBES, probe
@@ -52,28 +56,27 @@ def test_smoothing_gives_medians_of_equal_windows_and_forgets_no_value():
 
 
 def test_a_probe_reads_the_memory_as_evaluation_does_and_changes_nothing(points):
-    experiment = load_best(points)
-    emo = experiment.trainer.emo
-    before = memory_digest(emo)
-    found = probe(experiment, emo)
-    assert memory_digest(emo) == before
+    opened = load_best(points)
+    memory = opened.system.memory
+    before = memory_digest(memory)
+    found = probe(opened)
+    assert memory_digest(memory) == before
     assert found.keys.shape == (PROBES, 8)
     assert found.weights.shape == (PROBES, 5)
     assert torch.allclose(found.weights.sum(1), torch.ones(PROBES), atol=1e-6)
     assert torch.equal((found.weights > 0).sum(1), torch.full((PROBES,), 3))  # k = 3
-    nearest = torch.cdist(found.keys, emo.memory.keys).argsort(1)[:, :3]
+    nearest = torch.cdist(found.keys, memory.store.keys).argsort(1)[:, :3]
     for weights, slots in zip(found.weights, nearest.tolist(), strict=True):
         assert set(weights.nonzero().flatten().tolist()) == set(slots)
 
 
 def test_the_table_of_slots_is_what_the_checkpoint_says(points):
-    experiment = load_best(points)
-    found = view_memory(experiment.trainer.emo, probe(experiment, experiment.trainer.emo),
-                        experiment.source.domains)  # fmt: skip
-    step = experiment.trainer.iteration
-    saved = checkpoint.load(checkpoint.step_folder(points, step)).groups["emo"]
-    state = {name.split("memory.")[-1]: tensor for name, tensor in saved.items()}
-    names = experiment.source.domains
+    opened = load_best(points)
+    found = view_memory(opened.system.memory, probe(opened), opened.source.domains)
+    step = opened.system.iteration
+    saved = checkpoint.load(checkpoint.step_folder(points, step)).groups["memory"]
+    state = {name.split("store.")[-1]: tensor for name, tensor in saved.items()}
+    names = opened.source.domains
     assert [slot.recalls for slot in found.slots] == sorted(
         state["ledger.recalls"].tolist(), reverse=True
     )
@@ -87,11 +90,10 @@ def test_the_table_of_slots_is_what_the_checkpoint_says(points):
 
 
 def test_slots_lie_on_the_map_in_the_order_of_their_table_among_the_tasks_that_were_probed(points):
-    experiment = load_best(points)
-    emo = experiment.trainer.emo
-    seen = probe(experiment, emo)
-    found = view_memory(emo, seen, experiment.source.domains)
-    slots = emo.memory.keys[[slot.number for slot in found.slots]]
+    opened = load_best(points)
+    memory, seen = opened.system.memory, probe(opened)
+    found = view_memory(memory, seen, opened.source.domains)
+    slots = memory.store.keys[[slot.number for slot in found.slots]]
     places, explained = principal_map(torch.cat([slots, seen.keys]).double())
     assert torch.equal(found.key_map.slots, places[: len(slots)])
     assert torch.equal(found.key_map.tasks, places[len(slots) :])
@@ -99,13 +101,12 @@ def test_slots_lie_on_the_map_in_the_order_of_their_table_among_the_tasks_that_w
 
 
 def test_a_slot_is_recalled_most_by_the_domain_with_the_largest_mean_weight(pictures):
-    experiment = load_best(pictures)
-    emo = experiment.trainer.emo
-    seen = probe(experiment, emo)
-    found = view_memory(emo, seen, experiment.source.domains)
+    opened = load_best(pictures)
+    seen = probe(opened)
+    found = view_memory(opened.system.memory, seen, opened.source.domains)
     for slot in found.slots:
         means = {}
-        for d, name in enumerate(experiment.source.domains):
+        for d, name in enumerate(opened.source.domains):
             rows = [
                 float(w[slot.number])
                 for w, k in zip(seen.weights, seen.domain, strict=True)
@@ -114,51 +115,52 @@ def test_a_slot_is_recalled_most_by_the_domain_with_the_largest_mean_weight(pict
             means[name] = sum(rows) / len(rows)
         assert slot.recalled_by == max(means, key=means.get)
         assert slot.share == pytest.approx(max(means.values()) / sum(means.values()))
-        assert slot.domain is None  # consolidated slots belong to no single task
+        assert slot.domain is None  # slots of offsets belong to no single task
 
 
-def test_tasks_for_which_the_memory_keeps_silent_are_counted(pictures):
-    experiment = load_best(pictures)
-    emo, domains = experiment.trainer.emo, experiment.source.domains
-    seen = probe(experiment, emo)
-    assert view_memory(emo, seen, domains).silent == 0
-    emo.familiarity = Familiarity(emo.memory.key_dim, share=0.9)
-    elsewhere = seen.keys[:1].expand(4 * emo.memory.key_dim, -1) + 100.0
-    emo.familiarity.see(elsewhere + torch.randn(elsewhere.shape, generator=generator_for(0)))
-    assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES
-    emo.familiarity.forward = lambda keys: torch.arange(len(keys)) % 4 > 0
-    assert view_memory(emo, probe(experiment, emo), domains).silent == PROBES // 4
+def test_tasks_that_skip_recall_are_counted(pictures):
+    opened = load_best(pictures)
+    memory, domains = opened.system.memory, opened.source.domains
+    seen = probe(opened)
+    assert view_memory(memory, seen, domains).skipped == 0
+    dim = memory.store.key_dim
+    memory.skip_unfamiliar = SkipUnfamiliar(dim, share=0.9)
+    elsewhere = seen.keys[:1].expand(4 * dim, -1) + 100.0
+    memory.skip_unfamiliar.see(elsewhere + torch.randn(elsewhere.shape, generator=generator_for(0)))
+    assert view_memory(memory, probe(opened), domains).skipped == PROBES
+    memory.skip_unfamiliar.allows = lambda recall: torch.arange(len(recall.keys)) % 4 > 0
+    assert view_memory(memory, probe(opened), domains).skipped == PROBES // 4
 
 
-def test_slots_that_are_not_trusted_are_named(pictures):
-    experiment = load_best(pictures)
-    emo, domains = experiment.trainer.emo, experiment.source.domains
-    emo.familiarity = None
-    emo.trust = Trust(emo.memory.capacity)
-    assert view_memory(emo, probe(experiment, emo), domains).doubted == ()
-    emo.trust.doubted.fill_(True)
-    view = view_memory(emo, probe(experiment, emo), domains)
-    assert (view.silent, view.doubted) == (PROBES, tuple(range(emo.memory.capacity)))
+def test_slots_that_failed_validation_are_named(pictures):
+    opened = load_best(pictures)
+    memory, domains = opened.system.memory, opened.source.domains
+    memory.skip_unfamiliar = None
+    memory.skip_unhelpful = SkipUnhelpful(memory.store.capacity)
+    assert view_memory(memory, probe(opened), domains).failed == ()
+    memory.skip_unhelpful.failed.fill_(True)
+    view = view_memory(memory, probe(opened), domains)
+    assert (view.skipped, view.failed) == (PROBES, tuple(range(memory.store.capacity)))
 
 
 @pytest.mark.parametrize("run", ["points", "pictures"])
 def test_sample_tasks_score_what_validation_scores(run, request):
-    experiment = load_best(request.getfixturevalue(run))
-    trainer, source = experiment.trainer, experiment.source
-    found = sample_tasks(experiment, None)
+    opened = load_best(request.getfixturevalue(run))
+    system, source = opened.system, opened.source
+    found = sample_tasks(opened, None)
     assert [task.domain for task in found] == list(source.domains)
     tasks = max(task.number for task in found) + 1
     scores = evaluate(
-        trainer.learner,
-        trainer.params,
+        system.learner,
+        system.params,
         batches(
             lambda start, count: source.sample(
                 "val", seed=VALIDATION_SEED, start=start, count=count
             ),
             tasks=tasks,
         ),
-        emo=trainer.emo,
-        batched=trainer.batched,
+        memory=system.memory,
+        batched=system.batched,
     )
     scored = scores.loss[[task.number for task in found]]
     assert not torch.allclose(scored[:, 0], scored[:, -1], rtol=0.05)  # adaptation changes answers
@@ -276,3 +278,39 @@ def test_numbers_have_three_or_four_digits(value, text):
     assert number(value) == text
     if value > 0:
         assert number(value, sign=True) == f"+{text}"
+
+
+TITLES = {
+    "maml": "MAML",
+    "fomaml": "FOMAML",
+    "anil": "ANIL",
+    "boil": "BOIL",
+    "meta-sgd": "Meta-SGD",
+    "reptile": "Reptile",
+    "proto-maml": "Proto-MAML",
+    "maml++": "MAML++",
+    "arml": "ARML",
+    "hsml": "HSML",
+    "tsa-maml": "TSA-MAML",
+    "musml": "MUSML",
+    "bmg": "BMG",
+    "protonet": "ProtoNet",
+}
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_method_is_named_as_the_learner_that_it_builds(name):
+    part = Part(name)
+    shape = TaskShape("classification", (3, 16, 16), n_out=2, n_shot=1, n_query=2)
+    learner = build_learner(part, build_model(Part("conv4", {"filters": 2}), shape), shape)
+    assert method_of(RunConfig(learner=part)) == learner.title == TITLES[name]
+    for memory, title in (("gradients", "EMO"), ("offsets", "offsets")):
+        config = RunConfig(learner=part, memory=Part(memory))
+        assert method_of(config) == f"{TITLES[name]} + {title}"
+
+
+def test_a_method_without_slots_has_no_memory_and_a_learner_over_another_names_both():
+    none = RunConfig(memory=Part("gradients", {"capacity": 0}))
+    assert method_of(none) == "MAML"
+    over = RunConfig(learner=Part("bmg", {"base": Part("arml")}))
+    assert method_of(over) == "BMG over ARML"

@@ -8,10 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.conftest import HOSTILE_CLASS, HOSTILE_DOMAIN, POINTS
+from tests.report.conftest import (
+    HOSTILE_CLASS,
+    HOSTILE_DOMAIN,
+    PICTURES,
+    POINTS,
+    SMALL_KEY,
+    make_run,
+)
 from tests.report.html import Page, broken_laws
+from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.report.run.page import write_run_report
+from torchemo.runs.score import Protocol
 from torchemo.runs.train import train_run
 
 
@@ -131,9 +140,8 @@ def test_reporting_changes_nothing_else_and_is_repeatable_to_the_byte(points, tm
 
 
 def test_a_large_memory_is_shown_by_its_fifty_most_recalled_slots(tmp_path):
-    memory = replace(POINTS.emo.memory, capacity=60)
-    train = replace(POINTS.train, iterations=35, validate_every=35)
-    train_run(tmp_path, replace(POINTS, emo=replace(POINTS.emo, memory=memory), train=train))
+    train = replace(POINTS.train, steps=35, validate_every=35)
+    train_run(tmp_path, replace(POINTS, memory=POINTS.memory.set(capacity=60), train=train))
     write_run_report(tmp_path)
     text = read(tmp_path)
     assert "The 50 most recalled of 60 slots." in text
@@ -143,6 +151,79 @@ def test_a_large_memory_is_shown_by_its_fifty_most_recalled_slots(tmp_path):
     recalls = [int(count.replace(",", "")) for _, count in rows]
     assert recalls == sorted(recalls, reverse=True)
     assert "60 of 60 slots are filled, after 35 batches. 70 tasks were written, 10 of them" in text
+
+
+@pytest.mark.parametrize(("stop", "own"), [(99, 3), (5, 1), (2, 0)])
+def test_phases_of_learner_and_memory_are_told_with_what_each_had(stop, own, tmp_path):
+    after = replace(PICTURES, memory=PICTURES.memory.set(steps=3))
+    done = []
+    train_run(
+        tmp_path,
+        after,
+        should_stop=lambda: done.append(0) or len(done) >= stop,
+    )
+    write_run_report(tmp_path)
+    text = Page(read(tmp_path)).text
+    had = (
+        f"The learner trained for {min(stop, 4)} of 4 outer steps; then it is frozen and the slots"
+    )
+    assert f"{had} train alone: they had {own} of 3 steps." in text
+    assert f"outer steps {min(stop, 7)} of 7, seed 0" in text
+
+
+def test_memories_that_train_with_the_learner_have_no_phases(points, pictures):
+    for root in (points, pictures):
+        assert "frozen" not in Page(read(root)).text
+
+
+def test_a_learner_without_inner_steps_has_nothing_before_adaptation(tmp_path):
+    learner = {"learner": Part("protonet"), "memory": Part("none")}
+    make_run(tmp_path, replace(PICTURES, **learner), Protocol(tasks=6))
+    write_run_report(tmp_path)
+    text = Page(read(tmp_path)).text
+    assert "ProtoNet on procedural" in text
+    assert "before" not in text
+    assert " 0 steps" not in text
+    assert "inner step" not in text
+    assert re.search(r"\d of 4 queries right\.", text)
+    assert broken_laws(read(tmp_path)) == []
+
+
+@pytest.mark.parametrize("field", ["recalled", "familiar"], ids=["today", "earlier"])
+@pytest.mark.parametrize(("share", "said"), [(0.75, True), (1.0, False), (None, False)])
+def test_tasks_that_skip_recall_are_told_with_the_result(points, tmp_path, field, share, said):
+    record = json.loads((points / "eval-test-standard.json").read_text())
+    record = {name: value for name, value in record.items() if name not in ("recalled", "familiar")}
+    shutil.copy(points / "config.toml", tmp_path)
+    (tmp_path / "eval-test-standard.json").write_text(json.dumps({**record, field: share}))
+    write_run_report(tmp_path)
+    text = Page(read(tmp_path)).text
+    assert ("25.0 % of the tasks skip recall." in text) is said
+    assert ("skip recall" in text) is said
+
+
+def test_options_that_differ_are_those_that_were_chosen(points):
+    part = read(points).split('<dl class="options">')[1].split("</dl>")[0]
+    shown = dict(re.findall(r"<dt><code>(.*?)</code></dt><dd><code>(.*?)</code></dd>", part))
+    assert shown == {
+        "learner.inner_lr": "0.01",
+        "learner.steps": "2",
+        "model.name": "&#34;mlp&#34;",
+        "model.hidden": "[6]",
+        "memory.name": "&#34;gradients&#34;",
+        "memory.capacity": "5",
+        "memory.k": "3",
+        "memory.recall_dropout": "0.3",
+        "memory.key.embedder": "&#34;pairs&#34;",
+        **{f"memory.key.{name}": str(value) for name, value in SMALL_KEY.items()},
+        "data.source": "[&#34;regression:hsml4&#34;]",
+        "data.n_shot": "4",
+        "data.n_query": "4",
+        "train.steps": "9",
+        "train.tasks": "2",
+        "train.validate_every": "4",
+        "train.validation_tasks": "4",
+    }
 
 
 def test_a_run_that_has_only_just_begun_says_so_section_by_section(points, tmp_path):

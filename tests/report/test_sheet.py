@@ -1,4 +1,4 @@
-"""The sheet of adapt: every picture once, how sure an answer is, and no name that is obeyed."""
+"""The sheet of adapt: every image once, how sure an answer is, and no name that is obeyed."""
 
 import re
 

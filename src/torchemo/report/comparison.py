@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from torchemo.core.errors import DataError
 from torchemo.report.figures import Interval, Line, forest, lines, wide_range
-from torchemo.report.format import Metric, metric_of, number, p_value, place
+from torchemo.report.format import Metric, metric_of, number, p_value, place, unequal_steps
 from torchemo.report.page import render
 from torchemo.runs.folder import RunFolder
 
@@ -21,6 +21,7 @@ class Pair(NamedTuple):
     Attributes:
         title: ``other`` minus ``base``.
         verdict: What the interval says.
+        steps: That the methods had different numbers of outer steps, if they had.
         rows: The table: all tasks, then domains.
         forest: The same as a figure.
         seeds: Rows of the table over seeds; empty with one seed.
@@ -30,6 +31,7 @@ class Pair(NamedTuple):
 
     title: str
     verdict: str
+    steps: str | None
     rows: list[dict[str, Any]]
     forest: Markup
     seeds: list[tuple[str, str, str]]
@@ -82,7 +84,7 @@ def _check(comparison: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _is_synthetic(found: Mapping[str, Any]) -> bool:
-    """Regression families are formulas, and embedded pictures say so in their domain names."""
+    """Return whether tasks are drawn: regression is, and embedded images say so in their domain names."""
     return found["metric"] == "mse" or any(d.startswith("synthetic-") for d in found["per_domain"])
 
 
@@ -125,6 +127,7 @@ def _pair(found: Mapping[str, Any], metric: Metric, *, base: str, other: str, or
     return Pair(
         title=f"{other} minus {base}",
         verdict=_verdict(found, metric, base=base, other=other),
+        steps=unequal_steps(found, base=base, other=other),
         rows=rows,
         forest=forest(
             shown,
@@ -157,7 +160,7 @@ def _verdict(found: Mapping[str, Any], metric: Metric, *, base: str, other: str)
     shown = found["over_seeds"]["both"] if several else found["difference"]["difference"]
     low, high = shown["low"], shown["high"]
     scope = "over seeds and tasks" if several else "over tasks, one training seed"
-    verdict = "No difference is shown"
+    verdict = "The difference is not significant"
     if low is not None and high is not None and not low <= 0 <= high:
         ahead = (low > 0) == metric.higher_is_better
         verdict = f"{other} is better than {base}" if ahead else f"{base} is better than {other}"

@@ -112,7 +112,7 @@ def lines(
 
 
 def wide_range(shown: Sequence[Line]) -> bool:
-    """Whether lines of positive numbers span so much that only a logarithmic axis shows them."""
+    """Return whether lines of positive numbers span so much that only a logarithmic axis shows them."""
     values = [value for line in shown for value in line.y]
     return bool(values) and min(values) > 0 and max(values) > 8 * min(values)
 
@@ -138,33 +138,14 @@ def forest(
         sides: What lying left and right of zero means.
         length: Longest label.
     """
-    places = list(range(len(rows)))[::-1]
 
     def drawing(axes: Axes) -> None:
         if zero:
             axes.axvline(0.0, color=INK, linewidth=1)
-        for place, row in zip(places, rows, strict=True):
-            colour = INK if row.strong else SERIES[0]
-            low = row.value if row.low is None else row.low
-            high = row.value if row.high is None else row.high
-            axes.plot([low, high], [place, place], color=colour, linewidth=3 if row.strong else 2)
-            axes.plot([row.value], [place], "D" if row.strong else "o", color=colour, markersize=6)
-        axes.set_yticks(places, [short(row.label, length=length) for row in rows], color=INK)
-        axes.set_ylim(-0.6, len(rows) - 0.4)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
+        _intervals(axes, rows, length=length)
         axes.set_xlabel(x)
         if zero and (typical := _dwarfed(rows)) is not None:
-            far = max(abs(end) for end in axes.get_xlim())
-            powers = [
-                10.0**k for k in range(math.ceil(math.log10(typical)), 1 + int(math.log10(far)))
-            ]
-            shown = powers[:: 1 if len(powers) <= FEW_POWERS else 2]
-            ticks = [*(-p for p in shown[::-1]), 0.0, *shown]
-            axes.set_xscale("symlog", linthresh=typical)
-            axes.set_xticks(ticks, [f"{at:g}" for at in ticks], minor=False)
-            axes.set_xticks([], minor=True)
+            _bend(axes, typical)
             axes.set_xlabel(f"{x} (log beyond ±{typical:.2g})")
         if sides is not None:
             axes.set_title(f"← {short(sides[0], length=26)}", loc="left", color=MUTED, fontsize=9)
@@ -172,6 +153,33 @@ def forest(
 
     width = WIDTH + 0.06 * max(length - 22, 0)
     return draw(drawing, name=name, alt=alt, size=(width, 1.1 + 0.36 * len(rows)))
+
+
+def _intervals(axes: Axes, rows: Sequence[Interval], *, length: int) -> None:
+    """Draw one number with its interval per line, the first on top."""
+    places = list(range(len(rows)))[::-1]
+    for place, row in zip(places, rows, strict=True):
+        colour = INK if row.strong else SERIES[0]
+        low = row.value if row.low is None else row.low
+        high = row.value if row.high is None else row.high
+        axes.plot([low, high], [place, place], color=colour, linewidth=3 if row.strong else 2)
+        axes.plot([row.value], [place], "D" if row.strong else "o", color=colour, markersize=6)
+    axes.set_yticks(places, [short(row.label, length=length) for row in rows], color=INK)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _bend(axes: Axes, typical: float) -> None:
+    """Make the axis logarithmic beyond a typical distance from zero."""
+    far = max(abs(end) for end in axes.get_xlim())
+    powers = [10.0**k for k in range(math.ceil(math.log10(typical)), 1 + int(math.log10(far)))]
+    shown = powers[:: 1 if len(powers) <= FEW_POWERS else 2]
+    ticks = [*(-p for p in shown[::-1]), 0.0, *shown]
+    axes.set_xscale("symlog", linthresh=typical)
+    axes.set_xticks(ticks, [f"{at:g}" for at in ticks], minor=False)
+    axes.set_xticks([], minor=True)
 
 
 def _dwarfed(rows: Sequence[Interval]) -> float | None:

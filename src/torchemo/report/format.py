@@ -10,22 +10,7 @@ from markupsafe import Markup, escape
 
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import DataError
-
-_LEARNERS = {
-    "maml": "MAML",
-    "fomaml": "FOMAML",
-    "anil": "ANIL",
-    "boil": "BOIL",
-    "meta-sgd": "Meta-SGD",
-    "reptile": "Reptile",
-    "proto-maml": "Proto-MAML",
-    "maml++": "MAML++",
-    "arml": "ARML",
-    "hsml": "HSML",
-    "tsa-maml": "TSA-MAML",
-    "musml": "MUSML",
-    "bmg": "BMG",
-}
+from torchemo.memory import MEMORIES
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -135,10 +120,34 @@ def breakable(text: str) -> Markup:
     return escape(text).replace("_", Markup("_<wbr>"))
 
 
+def memory_of(config: RunConfig) -> Any:
+    """Return the class of a run's memory; None if the run has none, or one without slots."""
+    kind = MEMORIES[config.memory.name]
+    slots = config.memory.options.get("capacity", 1)
+    return kind if slots and hasattr(kind, "title") else None
+
+
 def method_of(config: RunConfig) -> str:
-    """Name the learner and whether it remembers."""
-    learner = _LEARNERS.get(config.learner.name, config.learner.name)
-    return f"{learner} + EMO" if config.emo.memory.capacity > 0 else learner
+    """Name the learner and how it remembers: "MAML", "MAML + EMO", "MAML + offsets"."""
+    from torchemo.learners.build import learner_title  # brings torch
+
+    learner, memory = learner_title(config.learner), memory_of(config)
+    return learner if memory is None else f"{learner} + {memory.title}"
+
+
+def unequal_steps(found: Mapping[str, Any], *, base: str, other: str) -> str | None:
+    """Say that two methods had different numbers of outer steps; None if they had not, or nobody knows.
+
+    Args:
+        found: What `torchemo.runs.compare.compare` returned.
+        base: Name of its first method.
+        other: Name of its second.
+    """
+    sides = [found[side].get("outer_steps") for side in ("base", "other")]
+    if None in sides or sides[0] == sides[1]:
+        return None
+    first, second = (" or ".join(f"{n:,}" for n in steps) for steps in sides)
+    return f"They had different numbers of outer steps: {base} {first}, {other} {second}."
 
 
 def data_of(config: RunConfig) -> str:

@@ -1,4 +1,4 @@
-"""The sheet of ``torchemo adapt``: every query picture, what it was taken for, and how sure that is."""
+"""The sheet of ``torchemo adapt``: every query image, what it was taken for, and how sure that is."""
 
 import base64
 import io
@@ -13,14 +13,14 @@ from torchemo.report.page import render
 from torchemo.runs.adapt import Answers, query_pictures, support_classes
 
 SIDE = 128
-"""Side of a picture on the sheet, in pixels; all of them are squeezed to it, as the network sees them."""
+"""Side of an image on the sheet, in pixels; all of them are squeezed to it, as the network sees them."""
 
 MAX_SHOWN = 12
-"""Support pictures shown per class."""
+"""Support images shown per class."""
 
 
 class SupportRow(NamedTuple):
-    """A class of the support folder: its name, some of its pictures, and how many more there are."""
+    """A class of the support folder: its name, some of its images, and how many more there are."""
 
     name: str
     pictures: list[str]
@@ -28,7 +28,7 @@ class SupportRow(NamedTuple):
 
 
 def sheet(answers: Answers, support: Path, *, query: Path) -> str:
-    """Show answers as one self-contained HTML page; pictures are inline and every name is escaped."""
+    """Show answers as one self-contained HTML page; images are inline and every name is escaped."""
     rows = [
         SupportRow(
             c.name,
@@ -39,7 +39,7 @@ def sheet(answers: Answers, support: Path, *, query: Path) -> str:
     ]
     return render(
         "sheet.html.j2",
-        title=f"{len(answers.predictions)} pictures sorted into {len(answers.classes)} classes",
+        title=f"{len(answers.predictions)} images sorted into {len(answers.classes)} classes",
         answers=answers,
         chance=1 / len(answers.classes),
         support=rows,

@@ -20,14 +20,14 @@ COLOURS = {
     "test": {"black": (10, 10, 10), "white": (245, 245, 245), "brown": (130, 80, 40)},
 }
 POINTS = (
-    *("--data", "regression:hsml4", "--options", "train.iterations=6", "train.tasks=2"),
+    *("--data", "regression:hsml4", "--options", "train.steps=6", "train.tasks=2"),
     *("train.validate_every=2", "train.validation_tasks=2", "data.n_shot=4", "data.n_query=4"),
     *("model.hidden=[4]", "learner.steps=1"),
 )
-SMALL_KEYS = ("emo.key.dim=8", "emo.key.heads=2", "emo.key.ff=8", "emo.key.layers=1")
-MEMORY = ("emo.memory.capacity=5", "emo.retrieval.k=3", *SMALL_KEYS)
+SMALL_KEYS = ("memory.key.dim=8", "memory.key.heads=2", "memory.key.ff=8", "memory.key.layers=1")
+MEMORY = ("memory.capacity=5", "memory.k=3", *SMALL_KEYS)
 PICTURES = (
-    *("train.iterations=4", "train.tasks=2", "train.validate_every=2", "train.validation_tasks=2"),
+    *("train.steps=4", "train.tasks=2", "train.validate_every=2", "train.validation_tasks=2"),
     *("data.image_size=16", "data.n_way=2", "data.n_query=2", "model.filters=2", "learner.steps=1"),
 )
 
@@ -73,7 +73,7 @@ def torchemo(capsys):
 
 
 def colour_picture(colour, seed, *, size=16):
-    """A plain picture with a little noise, as an image."""
+    """A plain image with a little noise, as an image."""
     noise = np.random.default_rng(seed).integers(-9, 10, (size, size, 3))
     return Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8))
 

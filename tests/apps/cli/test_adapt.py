@@ -8,7 +8,6 @@ import pytest
 
 from tests.apps.cli.conftest import COLOURS, colour_picture
 from tests.report.conftest import answers
-from torchemo import report
 from torchemo.apps.cli.adapt import _show
 from torchemo.lab import demo, doctor
 from torchemo.runs.load import read_config
@@ -17,7 +16,7 @@ from torchemo.runs.storage import checkpoint
 
 @pytest.fixture
 def folders(tmp_path):
-    """Support pictures of black and white, two and three of them, and a query of either."""
+    """Support images of black and white, two and three of them, and a query of either."""
     support, query = tmp_path / "support", tmp_path / "query"
     query.mkdir()
     for seed, (name, shots) in enumerate((("black", 2), ("white", 3))):
@@ -54,17 +53,17 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
 
 
 @pytest.mark.parametrize("familiar", [None, True, False])
-def test_that_the_memory_kept_silent_is_said(capsys, familiar):
+def test_that_unlike_images_skip_recall_is_said(capsys, familiar):
     _show(replace(answers(recalled=()), familiar=familiar))
-    said = "nothing was recalled: these pictures are unlike the tasks of training"
+    said = "recall was skipped: these images are unlike the tasks of training"
     assert (said in capsys.readouterr().out) == (familiar is False)
 
 
-@pytest.mark.parametrize("trusted", [None, True, False])
-def test_that_slots_are_not_trusted_is_said(capsys, trusted):
-    _show(replace(answers(recalled=()), familiar=True, trusted=trusted))
-    said = "what is remembered of such tasks did not help on validation tasks"
-    assert (said in " ".join(capsys.readouterr().out.split())) == (trusted is False)
+@pytest.mark.parametrize("helpful", [None, True, False])
+def test_that_slots_failed_validation_is_said(capsys, helpful):
+    _show(replace(answers(recalled=()), familiar=True, helpful=helpful))
+    said = "recall was skipped: the slots for such tasks failed validation"
+    assert (said in " ".join(capsys.readouterr().out.split())) == (helpful is False)
 
 
 def test_predictions_for_machines_are_those_in_the_file(torchemo, picture_runs, folders, tmp_path):
@@ -89,7 +88,7 @@ def test_neither_the_data_nor_the_run_are_touched(torchemo, picture_runs, folder
     [
         (lambda support, query: shutil.rmtree(support), 3, "there is no such folder"),
         (lambda support, query: shutil.rmtree(query), 3, "there is no such folder"),
-        (lambda support, query: (support / "third").mkdir(), 3, "'third' has no pictures"),
+        (lambda support, query: (support / "third").mkdir(), 3, "'third' has no images"),
         (lambda support, query: (query / "x.png").write_bytes(b""), 3, "x.png: is empty"),
         (
             lambda support, query: shutil.copytree(support / "black", support / "third"),
@@ -156,33 +155,32 @@ def test_the_doctor_leaves_with_1_when_gradients_are_wrong(torchemo, monkeypatch
 def quick_demo(picture_runs, monkeypatch):
     """The demo on plain colours with tiny networks, two of them with memory."""
     configs = {"maml": read_config(picture_runs / "proto")}
-    configs["maml-emo"] = configs["one-slot"] = read_config(picture_runs / "memory")
+    configs["maml-offsets"] = configs["single-slot"] = read_config(picture_runs / "memory")
 
     def tiny(name, config):
         chosen = configs[name]
-        return replace(chosen, train=replace(chosen.train, iterations=config.iterations))
+        return replace(chosen, train=replace(chosen.train, steps=config.steps))
 
     monkeypatch.setattr(demo, "demo_run", tiny)
     # Pages have tests of their own; here only that they are asked for.
     written = []
     monkeypatch.setattr(
-        report.comparison,
-        "write_comparison_report",
+        "torchemo.report.comparison.write_comparison_report",
         lambda found, out: written.append(out) or out,
     )
-    monkeypatch.setattr(report.run.page, "write_run_report", written.append)
+    monkeypatch.setattr("torchemo.report.run.page.write_run_report", written.append)
     return written
 
 
 def test_the_demo_shows_and_saves_its_comparison(torchemo, quick_demo, tmp_path):
     out = tmp_path / "demo"
-    words = ("demo", "--out", out, "--iterations", 2, "--test-tasks", 4)
+    words = ("demo", "--out", out, "--steps", 2, "--test-tasks", 4)
     found = torchemo(*words)
     assert found.code == 0
     assert "synthetic" in found.out
     assert "4 paired tasks, one seed" in found.out
     assert str(out / "report.html") in found.out
-    assert "one slot for all tasks: +0.00 [" in found.out  # here the two memories are the same
+    assert "MAML + single slot: +0.00 [" in found.out  # here the two memories are the same
     assert quick_demo == [out / "report.html", *(out / name for name in demo.RUNS)]
     first = json.loads((out / "summary.json").read_text())
     machine = torchemo(*words, "--json")  # a demo is made anew over a demo

@@ -71,7 +71,7 @@ def test_a_good_set_fits(torchemo, colours):
 
 @pytest.fixture
 def bad_set(tmp_path):
-    """Two broken files, a picture of ``red`` again in ``black``, and a small class ``grey``."""
+    """Two broken files, an image of ``red`` again in ``black``, and a small class ``grey``."""
     root = write_colours(tmp_path / "set", images=4)
     (root / "train" / "red" / "00.png").write_bytes(b"")
     (root / "train" / "red" / "01.png").write_text("hello")
@@ -86,8 +86,8 @@ def test_everything_wrong_with_a_set_is_told_at_once(torchemo, bad_set):
     found = torchemo(*words)
     assert found.code == 3
     lines = found.out.splitlines()
-    assert f"bad picture: {bad_set / 'train/red/00.png'}: is empty." in lines
-    assert any(line.startswith(f"bad picture: {bad_set / 'train/red/01.png'}: ") for line in lines)
+    assert f"bad image: {bad_set / 'train/red/00.png'}: is empty." in lines
+    assert any(line.startswith(f"bad image: {bad_set / 'train/red/01.png'}: ") for line in lines)
     assert "small class: grey has 1 images, 2 are needed" in lines
     (leak,) = [line for line in lines if line.startswith("in two splits: ")]
     assert "99.png (test)" in leak
@@ -105,8 +105,8 @@ def test_a_long_list_of_trouble_is_cut_for_people_only(torchemo, tmp_path):
     for path in (root / "train" / "red").iterdir():
         path.write_bytes(b"")
     found = torchemo("data", "check", root, "--n-way", 2, "--n-query", 1)
-    assert found.out.count("bad picture: ") == 21
-    assert "bad picture: and 10 more (--json lists all)" in found.out
+    assert found.out.count("bad image: ") == 21
+    assert "bad image: and 10 more (--json lists all)" in found.out
     assert len(torchemo("data", "check", root, "--json").json["bad"]) == 30
 
 
@@ -145,7 +145,7 @@ def test_tasks_without_sense_are_refused(torchemo, colours, words):
 def test_a_packed_set_holds_the_same_pictures(torchemo, colours, tmp_path):
     found = torchemo("data", "pack", colours, tmp_path / "packed")
     assert found.code == 0
-    assert "162 pictures of 9 classes" in found.out
+    assert "162 images of 9 classes" in found.out
     packed, plain = load(tmp_path / "packed"), load(colours)
     assert packed.class_names == plain.class_names
     assert packed.class_split == plain.class_split

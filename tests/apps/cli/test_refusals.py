@@ -132,9 +132,7 @@ def test_a_report_that_would_not_go_where_it_was_asked_to_is_refused(
 # -- demo, data, doctor, bench -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("option", "said"), [("--iterations", "iterations"), ("--test-tasks", "tasks")]
-)
+@pytest.mark.parametrize(("option", "said"), [("--steps", "steps"), ("--test-tasks", "tasks")])
 def test_a_demo_that_cannot_be_made_leaves_the_one_before(torchemo, tmp_path, option, said):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / MARK).touch()

@@ -47,7 +47,7 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
 
 @pytest.mark.slow
 def test_on_a_terminal_training_is_one_live_line(tmp_path):
-    words = (*POINTS, *MEMORY, "train.iterations=200", "train.validate_every=200")
+    words = (*POINTS, *MEMORY, "train.steps=200", "train.validate_every=200")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, "train", "--out", tmp_path / "run", "--preset", "maml-emo-paper", *words],
@@ -83,12 +83,20 @@ def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
     ("words", "code", "said"),
     [
         (("--preset", "maml-emu"), 2, "Did you mean 'maml-emo'?"),
-        (("--preset", "zzz"), 2, "Known: maml, maml-emo, "),
-        (("--options", "train.iteration=5"), 2, "Did you mean 'train.iterations'?"),
-        (("--options", "train.iterations"), 2, "should be KEY=VALUE"),
-        (("--options", "train.iterations=many"), 2, "should be int, got 'many'"),
-        (("--options", "train.iterations=0"), 2, "1 or more"),
-        (("--options", "emo=5"), 2, "'emo' should be a table"),
+        (("--preset", "zzz"), 2, "List them with: torchemo presets"),
+        (("--options", "train.step=5"), 2, "Did you mean 'train.steps'?"),
+        (("--options", "train.steps"), 2, "should be KEY=VALUE"),
+        (("--options", "train.steps=many"), 2, "should be int, got 'many'"),
+        (("--options", "train.steps=0"), 2, "1 or more"),
+        (("--steps", "0"), 2, "1 or more"),
+        (("--options", "memory=5"), 2, "'memory' should be a table"),
+        (("--options", "memory.name=offset"), 2, "Did you mean 'offsets'?"),
+        (("--options", "memory.capacity=5"), 2, "It is an option of gradients, offsets"),
+        (("--options", "memory.name=offsets", "memory.capcity=5"), 2, "'memory.capacity'?"),
+        (("--options", "train.iterations=5"), 2, "It is train.steps now."),
+        (("--options", "emo.memory.capacity=5"), 2, "It is memory.capacity now."),
+        (("--options", "emo.retrieval.trust=0"), 2, "It is memory.skip_unhelpful now."),
+        (("--options", "emo.memory.max_age=5"), 2, "runs no longer have the option"),
         (("--config", "nowhere.toml"), 2, "there is no such file"),
         (("--data", "nowhere"), 3, "nowhere: there is no such file or folder"),
         (("--data", "nowhere"), 3, "a run keeps the paths it was trained with"),
@@ -108,11 +116,15 @@ def test_a_run_that_cannot_start_says_why(torchemo, tmp_path, monkeypatch, words
 
 def test_a_misspelt_key_of_a_file_is_suggested(torchemo, tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text("[emo.memory]\ncapcity = 5\n")
-    found = torchemo("train", "--out", tmp_path / "run", "--config", file)
-    assert found.code == 2
-    assert str(file) in found.err
-    assert "Did you mean 'emo.memory.capacity'?" in found.err
+    for section, said in (
+        ('[memory]\nname = "gradients"', "memory.capacity"),
+        ("[emo.memory]", "emo.memory.capacity"),  # of an earlier version
+    ):
+        file.write_text(f"{section}\ncapcity = 5\n")
+        found = torchemo("train", "--out", tmp_path / "run", "--config", file)
+        assert found.code == 2
+        assert str(file) in found.err
+        assert f"Did you mean '{said}'?" in found.err
 
 
 def test_a_file_that_is_no_text_is_refused_by_name(torchemo, tmp_path):
@@ -152,24 +164,81 @@ def test_a_folder_is_new_or_old_and_an_old_one_keeps_its_configuration(
 def test_a_preset_fits_the_tasks_wherever_they_are_set(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('[data]\nsource = ["regression:sinusoid"]\n')
-    points = TrainCommand(preset="maml-emo", config=file).resolved()
+    points = TrainCommand(preset="maml-offsets", config=file).resolved()
     assert points.model.name == "mlp"
     assert points.data.source == ("regression:sinusoid",)
     five = TrainCommand(preset="maml-emo-paper", options=("data.n_shot=5",)).resolved()
     assert five == preset("maml-emo-paper", n_shot=5)
-    assert five.emo.memory.capacity == 200
-    asked = TrainCommand(
-        preset="maml-emo-paper", options=("data.n_shot=5", "emo.memory.capacity=7")
-    )
-    assert asked.resolved().emo.memory.capacity == 7
+    assert five.memory.options["capacity"] == 200
+    asked = TrainCommand(preset="maml-emo-paper", options=("data.n_shot=5", "memory.capacity=7"))
+    assert asked.resolved().memory.options["capacity"] == 7
 
 
 def test_an_option_that_fits_its_preset_alone_is_taken(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text('[emo.memory]\nwrite = "consolidate"\n')
-    assert TrainCommand(preset="maml-emo", config=file).resolved() == preset("maml-emo")
-    options = ("emo.memory.write=consolidate",)
-    assert TrainCommand(preset="maml-emo", options=options).resolved() == preset("maml-emo")
+    file.write_text('[memory]\nname = "offsets"\n')
+    assert TrainCommand(preset="maml-offsets", config=file).resolved() == preset("maml-offsets")
+    options = ("memory.name=offsets",)
+    assert TrainCommand(preset="maml-offsets", options=options).resolved() == preset("maml-offsets")
+
+
+def test_flags_stand_between_the_file_and_the_options(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[train]\nsteps = 5\nseed = 5\n[data]\nimage_size = 50\nn_way = 6\nn_shot = 6\n"
+    )
+    asked = TrainCommand(preset="maml", config=file).resolved()
+    assert (asked.train.steps, asked.train.seed) == (5, 5)
+    assert (asked.data.image_size, asked.data.n_way, asked.data.n_shot) == (50, 6, 6)
+    flags = {"steps": 7, "seed": 0, "size": 20, "way": 3, "shot": 2}
+    asked = TrainCommand(preset="maml", config=file, **flags).resolved()
+    assert (asked.train.steps, asked.train.seed) == (7, 0)
+    assert (asked.data.image_size, asked.data.n_way, asked.data.n_shot) == (20, 3, 2)
+    options = (
+        "train.steps=9",
+        "train.seed=9",
+        "data.image_size=9",
+        "data.n_way=9",
+        "data.n_shot=9",
+    )
+    asked = TrainCommand(preset="maml", config=file, **flags, options=options).resolved()
+    assert (asked.train.steps, asked.train.seed) == (9, 9)
+    assert (asked.data.image_size, asked.data.n_way, asked.data.n_shot) == (9, 9, 9)
+
+
+def test_a_preset_fits_the_shots_of_the_flag():
+    asked = TrainCommand(preset="maml-emo-paper", shot=5).resolved()
+    assert asked == preset("maml-emo-paper", n_shot=5)
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--seed", "--size", "--way", "--shot"])
+def test_flags_of_a_new_run_are_refused_for_an_old_one(torchemo, point_runs, flag):
+    found = torchemo("train", "--resume", point_runs / "base", flag, 0)
+    assert found.code == 2
+    assert f"own configuration, got {flag} too" in found.err
+
+
+def test_a_memory_that_trains_after_the_learner_is_announced(torchemo, point_runs, tmp_path):
+    words = (*POINTS, "memory.capacity=3", "memory.key.dim=8")
+    line = "6 steps of the learner, then 2 of its memory (learner frozen)"
+    run = tmp_path / "after"
+    found = torchemo(*("train", "--out", run, "--preset", "maml-offsets", *words, "memory.steps=2"))
+    assert found.code == 0
+    lines = found.err.splitlines()
+    assert lines.index(line) < next(i for i, one in enumerate(lines) if one.startswith("step "))
+    assert found.out.startswith("finished after 8 steps")
+    joint = torchemo("train", "--out", tmp_path / "joint", "--preset", "maml-offsets", *words)
+    assert "learner frozen" not in joint.err
+    assert joint.out.startswith("finished after 6 steps")
+    for name in ("after", "joint"):
+        assert torchemo("eval", tmp_path / name, "--tasks", 12).code == 0
+    told = "They had different numbers of outer steps: MAML 6, MAML + offsets 8."
+    assert told in torchemo("compare", point_runs / "base", run).out.splitlines()
+    assert "outer steps" not in torchemo("compare", point_runs / "base", tmp_path / "joint").out
+    (machine,) = torchemo("compare", point_runs / "base", run, "--json").json
+    assert (machine["base"]["outer_steps"], machine["other"]["outer_steps"]) == ([6], [8])
+    twice = (point_runs / "base", point_runs / "base", "--against", tmp_path / "joint", run)
+    assert "MAML 6, MAML + offsets 6 or 8." in torchemo("compare", *twice).out
 
 
 def test_every_preset_is_known_to_train():
@@ -179,7 +248,7 @@ def test_every_preset_is_known_to_train():
 
 def test_ctrl_c_saves_and_the_run_goes_on_from_there(torchemo, tmp_path):
     root = tmp_path / "run"
-    words = [*POINTS, "train.iterations=900", "train.validate_every=900"]
+    words = [*POINTS, "train.steps=900", "train.validate_every=900"]
     process = subprocess.Popen(
         [*COMMAND, "train", "--out", root, "--preset", "maml", *words],
         stderr=subprocess.PIPE,
@@ -197,7 +266,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(torchemo, tmp_path):
     assert f"saved step {step}; continue with: torchemo train --resume {root}" in err
     # Shorten what is left: the number of steps decides nothing before the last one.
     text = (root / "config.toml").read_text()
-    (root / "config.toml").write_text(text.replace("iterations = 900", f"iterations = {step + 5}"))
+    (root / "config.toml").write_text(text.replace("\nsteps = 900", f"\nsteps = {step + 5}"))
     found = torchemo("train", "--resume", root)
     assert found.code == 0
     assert found.out.startswith(f"finished after {step + 5} steps")
@@ -218,7 +287,7 @@ def test_resuming_names_a_damaged_checkpoint_and_goes_on_from_the_one_before(
 
 
 def test_diverging_is_told_with_its_own_code(torchemo, tmp_path):
-    words = [*POINTS, "train.iterations=40", "learner.inner_lr=1e30", "learner.steps=3"]
+    words = [*POINTS, "train.steps=40", "learner.inner_lr=1e30", "learner.steps=3"]
     found = torchemo("train", "--out", tmp_path / "run", "--preset", "maml", *words)
     assert found.code == 5
     assert "non-finite" in found.err
@@ -303,17 +372,27 @@ def test_other_data_that_cannot_be_used_are_refused(torchemo, picture_runs, word
 @pytest.mark.parametrize(
     ("share", "said"), [(None, False), (1.0, False), (0.25, True)], ids=["no", "all", "some"]
 )
-def test_that_the_memory_kept_silent_on_some_tasks_is_said(capsys, share, said):
+def test_that_some_tasks_skip_recall_is_said(capsys, share, said):
     last = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 8}
     summary = {"last": last, "per_domain": {}, "per_step": [0.2, 0.5]}
     protocol = {"split": "test", "name": "standard"}
     about = {"metric": "accuracy", "method": "M", "on": None, "protocol": protocol}
-    _show_result({**about, "summary": summary, "familiar": share, "doubted": None})
-    words = "75.0 % of the tasks are unlike those of training: the memory kept silent."
+    _show_result({**about, "summary": summary, "recalled": share, "failed": None})
+    words = "75.0 % of the tasks skip recall: they are unlike those of training."
     assert (words in capsys.readouterr().out) is said
-    _show_result({**about, "summary": summary, "familiar": share, "doubted": [2]})
-    doubt = "or recall slots that did not help on validation tasks: the memory kept silent."
-    assert (doubt in " ".join(capsys.readouterr().out.split())) is said
+    _show_result({**about, "summary": summary, "recalled": share, "failed": [2]})
+    failed = "they are unlike those of training, or recall slots that failed validation."
+    assert (failed in " ".join(capsys.readouterr().out.split())) is said
+
+
+def test_a_learner_without_inner_steps_has_no_line_of_them(torchemo, colours, tmp_path):
+    words = [word for word in PICTURES if not word.startswith("learner.")]
+    run = tmp_path / "run"
+    asked = ("--preset", "protonet", "--data", colours, "--options", *words)
+    assert torchemo("train", "--out", run, *asked).code == 0
+    found = torchemo("eval", run, "--tasks", 3)
+    assert "ProtoNet: accuracy, % on test tasks (standard)" in " ".join(found.out.split())
+    assert "after inner step" not in found.out
 
 
 def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):
@@ -417,5 +496,5 @@ def test_a_run_that_was_not_evaluated_is_not_compared(torchemo, point_runs, tmp_
 
 def test_a_run_is_read_back_as_it_was_asked_for(point_runs):
     config = read_config(point_runs / "memory")
-    assert config.emo.memory.capacity == 5
-    assert config.model.hidden == (4,)
+    assert config.memory.options["capacity"] == 5
+    assert config.model.options["hidden"] == [4]

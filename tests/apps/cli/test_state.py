@@ -20,9 +20,11 @@ def broken(point_runs, tmp_path):
         newest = checkpoint.published(root)[-1]
         saved = checkpoint.load(newest)
         groups = {name: dict(group) for name, group in saved.groups.items()}
-        change(groups["emo"])
+        change(groups["memory"])
         shutil.rmtree(newest)
-        checkpoint.publish(root, saved.step, groups=groups, info=saved.info, nonfinite_ok=("emo",))
+        checkpoint.publish(
+            root, saved.step, groups=groups, info=saved.info, nonfinite_ok=("memory",)
+        )
         return root
 
     return make
@@ -32,7 +34,7 @@ def test_slots_are_shown_with_age_recalls_neighbour_and_a_map(torchemo, picture_
     found = torchemo("memory", "show", picture_runs / "memory", "--rows", 2)
     assert found.code == 0
     saved = best_checkpoint(picture_runs / "memory")
-    filled = int(saved.groups["emo"]["memory.ledger.filled"])
+    filled = int(saved.groups["memory"]["store.ledger.filled"])
     assert f"{filled} of 5 slots filled after {saved.step} batches" in found.out
     assert f"and {filled - 2} more slots" in found.out
     assert "a = colours" in found.out
@@ -41,8 +43,8 @@ def test_slots_are_shown_with_age_recalls_neighbour_and_a_map(torchemo, picture_
 
 
 def test_the_most_recalled_slots_come_first(torchemo, broken):
-    def recall(emo):
-        emo["memory.ledger.recalls"] = torch.tensor([4, 2, 1, 9, 3])
+    def recall(memory):
+        memory["store.ledger.recalls"] = torch.tensor([4, 2, 1, 9, 3])
 
     root = broken(recall)
     newest = checkpoint.step_of(checkpoint.published(root)[-1])
@@ -53,19 +55,19 @@ def test_the_most_recalled_slots_come_first(torchemo, broken):
 
 def test_the_memory_for_machines_holds_every_slot(torchemo, picture_runs):
     view = torchemo("memory", "show", picture_runs / "memory", "--json").json
-    saved = best_checkpoint(picture_runs / "memory").groups["emo"]
-    filled = int(saved["memory.ledger.filled"])
+    saved = best_checkpoint(picture_runs / "memory").groups["memory"]
+    filled = int(saved["store.ledger.filled"])
     assert (view["capacity"], view["filled"], len(view["slots"])) == (5, filled, filled)
-    keys = saved["memory.keys"].double()
+    keys = saved["store.keys"].double()
     for slot in view["slots"]:
         i = slot["slot"]
         apart = [(float((keys[i] - keys[j]).norm()), j) for j in range(filled) if j != i]
         assert (pytest.approx(slot["distance"]), slot["nearest"]) == min(apart)
-        assert slot["age"] == int(saved["memory.ledger.iteration"] - saved["memory.ledger.born"][i])
-        assert slot["recalls"] == int(saved["memory.ledger.recalls"][i])
-        assert slot["generation"] == int(saved["memory.ledger.generation"][i])
+        assert slot["age"] == int(saved["store.ledger.iteration"] - saved["store.ledger.born"][i])
+        assert slot["recalls"] == int(saved["store.ledger.recalls"][i])
+        assert slot["generation"] == int(saved["store.ledger.generation"][i])
         values = [
-            t[i].double().flatten() for n, t in saved.items() if n.startswith("memory.values.")
+            t[i].double().flatten() for n, t in saved.items() if n.startswith("store.values.")
         ]
         assert slot["norm"] == pytest.approx(float(torch.cat(values).norm()))
         assert slot["domain"] == "colours"
@@ -95,22 +97,22 @@ def test_a_sound_memory_verifies_in_every_checkpoint(torchemo, point_runs):
     assert [one["faults"] for one in machine["checkpoints"]] == [[]] * len(steps)
 
 
-def _nan_value(emo):
-    name = next(n for n in emo if n.startswith("memory.values."))
-    emo[name] = emo[name].clone()
-    emo[name][1] = torch.nan
+def _nan_value(memory):
+    name = next(n for n in memory if n.startswith("store.values."))
+    memory[name] = memory[name].clone()
+    memory[name][1] = torch.nan
 
 
-def _future(emo):
-    emo["memory.ledger.born"] = emo["memory.ledger.born"] + 1000
+def _future(memory):
+    memory["store.ledger.born"] = memory["store.ledger.born"] + 1000
 
 
-def _overfull(emo):
-    emo["memory.ledger.filled"] = torch.tensor(6)
+def _overfull(memory):
+    memory["store.ledger.filled"] = torch.tensor(6)
 
 
-def _wrong_shape(emo):
-    emo["memory.ledger.recalls"] = emo["memory.ledger.recalls"][:3]
+def _wrong_shape(memory):
+    memory["store.ledger.recalls"] = memory["store.ledger.recalls"][:3]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_memory_that_cannot_be_right_is_found(torchemo, broken, change, said):
 def test_a_flipped_bit_of_a_memory_is_found(torchemo, point_runs, tmp_path):
     root = shutil.copytree(point_runs / "memory", tmp_path / "run")
     newest = checkpoint.published(root)[-1]
-    flip_a_bit(newest / "emo.safetensors")
+    flip_a_bit(newest / "memory.safetensors")
     found = torchemo("memory", "verify", root, "--json")
     assert found.code == 4
     assert found.json["sound"] is False

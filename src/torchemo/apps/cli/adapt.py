@@ -1,4 +1,4 @@
-"""``torchemo adapt``: a folder of support pictures and a folder of queries in, predictions out."""
+"""``torchemo adapt``: a folder of support images and a folder of queries in, predictions out."""
 
 import json
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class AdaptCommand:
-    """Adapt a trained run to a handful of pictures per class and sort other pictures by it."""
+    """Adapt a trained run to a few images per class and sort other images by it."""
 
     run_folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Folder of the run; its own data are not needed."""
     support: Path
-    """Folder with one folder of pictures per class; any size, colour mode or rotation."""
+    """Folder with one folder of images per class; any size, colour mode or rotation."""
     query: Path
-    """Folder of pictures to sort, or one picture. With model.bn = transductive, the default, all queries are
+    """Folder of images to sort, or one image. With model.bn = transductive, the default, all queries are
     normalised together: an answer may depend on the others; with per_query_with_support it does not."""
     out: Path | None = None
     """Where predictions.json and sheet.html go; RUN/adapted by default."""
@@ -32,7 +32,7 @@ class AdaptCommand:
     steps: int | None = None
     """Inner steps; those of training by default."""
     invert: bool = False
-    """Swap dark and light: for runs on bright ink (Omniglot) and dark ink in the pictures."""
+    """Swap dark and light: for runs on bright ink (Omniglot) and dark ink in the images."""
     json: bool = False
     """Print the predictions as JSON."""
 
@@ -73,11 +73,9 @@ def _show(answers: "Answers") -> None:
     ]
     print_table(answers.method, ["file", "predicted", "probability", "runner-up"], rows)
     if answers.familiar is False:
-        print("nothing was recalled: these pictures are unlike the tasks of training")
-    if answers.trusted is False:
-        print(
-            "nothing was recalled: what is remembered of such tasks did not help on validation tasks"
-        )
+        print("recall was skipped: these images are unlike the tasks of training")
+    if answers.helpful is False:
+        print("recall was skipped: the slots for such tasks failed validation")
     if answers.recalled:
         slots = ", ".join(
             f"{one.slot} ({'' if one.domain is None else f'{one.domain}, '}{one.distance:.3f})"

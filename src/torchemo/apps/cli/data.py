@@ -46,18 +46,18 @@ class ListSets:
 @final
 @dataclass(frozen=True)
 class CheckSet:
-    """Decode every picture of an image set and say whether tasks can be drawn from it."""
+    """Decode every image of a set and say whether tasks can be drawn from it."""
 
     path: tyro.conf.Positional[Source]
     """Folder of class folders, zip of one, npz, packed set, or a published layout."""
     n_way: int = 5
     """Classes of a task, N."""
     n_shot: int = 1
-    """Support pictures per class, K."""
+    """Support images per class, K."""
     n_query: int = 15
-    """Query pictures per class."""
+    """Query images per class."""
     image_size: int | None = None
-    """Side at which pictures are compared for duplicates."""
+    """Side at which images are compared for duplicates."""
     splits: Path | None = None
     """A file of class splits; by default the one that lies with the data, or the data's own."""
     scheme: str | None = None
@@ -99,11 +99,11 @@ class PackSet:
     out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """The folder to make."""
     image_size: int | None = None
-    """Side of the pictures; the size they have by default."""
+    """Side of the images; the size they have by default."""
     channels: Literal[1, 3] | None = None
-    """1 for grey, 3 for colour; as the first picture by default."""
+    """1 for grey, 3 for colour; as the first image by default."""
     skip_bad: bool = False
-    """Leave out pictures that cannot be read, and name them."""
+    """Leave out images that cannot be read, and name them."""
     splits: Path | None = None
     """A file of class splits; by default the one that lies with the data, or the data's own."""
     scheme: str | None = None
@@ -132,7 +132,7 @@ class PackSet:
             print_json({**report._asdict(), "path": str(report.path), "skipped": skipped})
         else:
             _print_some("left out", [bad.reason for bad in report.skipped])
-            print(f"{report.path}: {report.images} pictures of {report.classes} classes")
+            print(f"{report.path}: {report.images} images of {report.classes} classes")
             print(f"train with: torchemo train --data {report.path} --out RUN")
         return 0
 
@@ -168,7 +168,7 @@ def _embedded() -> list[dict[str, Any]]:
     splits = Counter(
         s for w in WORLDS for s in proportional(names, Proportions(), domain=w).values()
     )
-    form = f"embedded synthetic pictures, {len(WORLDS)} domains"
+    form = f"embedded synthetic images, {len(WORLDS)} domains"
     found = [_entry("procedural", form, classes=splits.total(), splits=dict(splits))]
     for group, families in FAMILIES.items():
         form = f"embedded regression: {', '.join(family.name for family in families)}"
@@ -290,7 +290,7 @@ def _show(report: "CheckReport", path: Path, tasks: str) -> None:
     ]
     columns = ["domain", "classes: train / val / test", "images", "per class"]
     print_table(f"{path}: {report.layout}", columns, rows)
-    _print_some("bad picture", [bad.reason for bad in report.bad])
+    _print_some("bad image", [bad.reason for bad in report.bad])
     _print_some(
         "small class",
         [f"{s.name} has {s.images} images, {s.needed} are needed" for s in report.small],
@@ -303,7 +303,7 @@ def _show(report: "CheckReport", path: Path, tasks: str) -> None:
     _print_some("same name", [", ".join(names) for names in report.colliding])
     if len(report.duplicates) > len(leaks):
         twice = len(report.duplicates) - len(leaks)
-        print(f"{twice} {'picture is' if twice == 1 else 'pictures are'} there twice in one split")
+        print(f"{twice} {'image is' if twice == 1 else 'images are'} there twice in one split")
     for split in _absent(report):
         print(f"no class has split {split}: training needs train, val and test")
     _print_some("problem", list(report.problems))

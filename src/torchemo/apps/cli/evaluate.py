@@ -49,7 +49,7 @@ class EvalCommand:
             {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
         )
         protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
-        experiment = load_best(
+        opened = load_best(
             self.run_folder,
             step=self.step,
             workers=task_workers(release_memory=self.release_memory),
@@ -58,12 +58,12 @@ class EvalCommand:
         )
         on = "+".join(Path(name).stem for name in self.data) or None
         with counted("tasks") as progress:
-            record = score_run(self.run_folder, experiment, protocol, on=on, progress=progress)
+            record = score_run(self.run_folder, opened, protocol, on=on, progress=progress)
         if self.json:
             print_json(record)
             return 0
         _show_result(record)
-        done, planned = experiment.trainer.iteration, experiment.config.train.iterations
+        done, planned = opened.system.iteration, opened.config.outer_steps
         if done < planned:
             print(f"at step {done} of {planned}.")
         if on is not None:
@@ -132,19 +132,20 @@ def _show_result(record: dict[str, Any]) -> None:
     where = "" if record["on"] is None else f" of {record['on']}"
     title = f"{record['method']}: {unit} on {protocol['split']} tasks{where} ({protocol['name']})"
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
-    steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
-    print(f"after inner step  {steps}")
-    if record["familiar"] is not None and record["familiar"] < 1:
-        silent = 100 * (1 - record["familiar"])
-        doubt = (
-            ", or recall slots that did not help on validation tasks" if record["doubted"] else ""
-        )
+    if len(summary["per_step"]) > 1:
+        steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
+        print(f"after inner step  {steps}")
+    if record["recalled"] is not None and record["recalled"] < 1:
+        skipped = 100 * (1 - record["recalled"])
+        failed = ", or recall slots that failed validation" if record["failed"] else ""
         print(
-            f"{silent:.1f} % of the tasks are unlike those of training{doubt}: the memory kept silent."
+            f"{skipped:.1f} % of the tasks skip recall: they are unlike those of training{failed}."
         )
 
 
 def _show_comparison(found: dict[str, Any]) -> None:
+    from torchemo.report.format import unequal_steps
+
     scale = 100.0 if found["metric"] == "accuracy" else 1.0
     title = (
         f"{found['other']['method']} minus {found['base']['method']} ({found['metric']}, paired)"
@@ -160,6 +161,10 @@ def _show_comparison(found: dict[str, Any]) -> None:
         f"{found[s]['method']} {scale * found[s]['mean']:.2f}" for s in ("base", "other")
     )
     print(f"{means}; {found['tasks']} tasks, {found['seeds']} seed(s)")
+    names = {side: found[side]["method"] for side in ("base", "other")}
+    unequal = unequal_steps(found, **names)
+    if unequal is not None:
+        print(unequal)
     if "over_seeds" in found:
         print(
             f"over seeds and tasks: {interval(found['over_seeds']['both'], scale=scale, sign=True)}"

@@ -12,6 +12,7 @@ from torchemo.core.errors import CheckpointError, ConfigError
 from torchemo.report.terminal import print_json, print_table
 
 if TYPE_CHECKING:
+    from torchemo.core.types import Params
     from torchemo.memory.inspection import MemoryView, SlotView
     from torchemo.memory.store import EpisodicMemory
     from torchemo.runs.storage.checkpoint import Checkpoint
@@ -45,14 +46,14 @@ class ShowMemory:
         saved = best_checkpoint(self.run_folder, step=self.step)
         view = survey(_restored(config, saved))
         domains = [str(name) for name in saved.info.get("domains", [])]
-        doubted = _doubted(saved)
+        failed = _failed(saved)
         if self.json:
-            print_json({**_plain(view, domains, step=saved.step), "doubted": doubted})
+            print_json({**_plain(view, domains, step=saved.step), "failed": failed})
             return 0
         _show(view, domains, title=f"{self.run_folder} at step {saved.step}", rows=self.rows)
-        if doubted:
-            numbers = ", ".join(str(slot) for slot in doubted)
-            print(f"silent in evaluation, as they did not help on validation tasks: {numbers}")
+        if failed:
+            numbers = ", ".join(str(slot) for slot in failed)
+            print(f"slots that failed validation, and are skipped in evaluation: {numbers}")
         return 0
 
 
@@ -101,12 +102,20 @@ class MemoryCommand:
 
 
 def _with_memory(root: Path, config: RunConfig) -> RunConfig:
-    if config.emo.memory.capacity == 0:
+    if not config.memory.options.get("capacity"):
         raise ConfigError(
-            f"{root} has no memory: it was trained with emo.memory.capacity = 0.",
-            hint="Train with a preset that ends in -emo, such as --preset maml-emo.",
+            f"{root} has no memory.",
+            hint="Train with a preset that has one, such as --preset maml-emo or maml-offsets.",
         )
     return config
+
+
+def _state(saved: "Checkpoint") -> "Params":
+    """Return the saved state of the memory; earlier versions named it differently."""
+    from torchemo.memory.interface import current_names
+    from torchemo.training.system import OLD_GROUP
+
+    return current_names(dict(saved.groups.get("memory", saved.groups.get(OLD_GROUP, {}))))
 
 
 def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
@@ -114,26 +123,29 @@ def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
 
     from torchemo.memory.inspection import restored_memory
 
-    value_dtype = getattr(torch, config.emo.memory.value_dtype)
-    return restored_memory(saved.groups.get("emo", {}), value_dtype=value_dtype)
+    value_dtype = getattr(torch, config.memory.options["value_dtype"])
+    return restored_memory(_state(saved), value_dtype=value_dtype)
 
 
-def _doubted(saved: "Checkpoint") -> list[int] | None:
-    """Return the slots that are not trusted; None where the memory does not judge them."""
-    flags = saved.groups.get("emo", {}).get("trust.doubted")
+def _failed(saved: "Checkpoint") -> list[int] | None:
+    """Return the slots that failed validation; None where the memory does not judge them."""
+    flags = _state(saved).get("skip_unhelpful.failed")
     return None if flags is None else [int(slot) for slot in flags.nonzero().flatten()]
 
 
 def _faults(config: RunConfig, path: Path) -> list[str]:
     from torchemo.memory.inspection import faults
     from torchemo.runs.storage import checkpoint
+    from torchemo.training.system import OLD_GROUP
 
     try:
         # What is not finite is named by slot below.
-        memory = _restored(config, checkpoint.load(path, nonfinite_ok=("emo",)))
+        saved = checkpoint.load(path, nonfinite_ok=("memory", OLD_GROUP))
+        memory = _restored(config, saved)
     except CheckpointError as error:
         return [error.message]
-    return faults(memory, unit=config.emo.key.unit)
+    # Keys without this option, such as a learner's own, are always unit vectors.
+    return faults(memory, unit=config.memory.options["key"].options.get("unit", True))
 
 
 # -- show ----------------------------------------------------------------------------------------

@@ -9,12 +9,21 @@ from typing import Annotated, Any, final
 
 import tyro
 
-from torchemo.config.presets import names, preset
+from torchemo.config.presets import learners
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import ConfigError
 from torchemo.report.terminal import print_json, silence_closed_pipes, size
 
-_LEARNERS = ", ".join(name for name in names() if not name.endswith(("-emo", "-emo-paper")))
+_PRESETS = (
+    f"Start from a preset: {', '.join(learners())} (each without memory), or one of these with an ending."
+    " -emo: the paper's memory of gradients in its best faithful settings. -emo-paper: the same as the paper"
+    " prints it. -offsets: our memory of offsets; on images it trains after the learner, which is then frozen"
+    " (-offsets-joint: together with it). -published: published sizes. `torchemo presets` lists all."
+)
+_WITH_NEW_RUNS = (
+    *("preset", "config", "data", "splits", "scheme", "steps", "seed", "size", "way", "shot"),
+    "options",
+)
 
 
 @final
@@ -28,19 +37,26 @@ class TrainCommand:
     """Continue the run in this folder; its own configuration is used."""
     preset: Annotated[
         str | None,
-        tyro.conf.arg(
-            help=f"Start from a preset of torchemo.config.presets: {_LEARNERS}; each alone, with -emo"
-            " (memory, the reading we use ourselves) or with -emo-paper (the paper's, with its rates)."
-        ),
+        tyro.conf.arg(help=_PRESETS),
     ] = None
     config: Path | None = None
-    """Start from a TOML file."""
+    """A TOML file with options; those it does not name are the preset's."""
     data: tuple[str, ...] = ()
     """Image sets (folders, zips, npz), ``procedural``, or ``regression:hsml4``; sets data.source."""
     splits: Path | None = None
     """A file of class splits; sets data.splits. By default the one that lies with the data, or its own."""
     scheme: str | None = None
     """Which splits to take, where the file holds several; sets data.scheme."""
+    steps: int | None = None
+    """Outer steps of the learner; sets train.steps."""
+    seed: int | None = None
+    """Seed of the initialisation and of the training tasks; sets train.seed."""
+    size: int | None = None
+    """Side of the images; sets data.image_size."""
+    way: int | None = None
+    """Classes of a task, N; sets data.n_way."""
+    shot: int | None = None
+    """Support examples per class, K; sets data.n_shot."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
     release_memory: bool = False
@@ -48,7 +64,7 @@ class TrainCommand:
     json: bool = False
     """Print one JSON object per event."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
-    """Any option of the configuration, such as train.iterations=500 emo.memory.capacity=16."""
+    """Any options, such as train.tasks=8 memory.capacity=16; `torchemo options` lists them."""
 
     def run(self) -> int:
         """Run the command."""
@@ -91,42 +107,21 @@ class TrainCommand:
             raise ConfigError(
                 "train needs either --out FOLDER (a new run) or --resume FOLDER (an old one)."
             )
-        given = [
-            name
-            for name in ("preset", "config", "data", "splits", "scheme", "options")
-            if getattr(self, name)
-        ]
+        given = [name for name in _WITH_NEW_RUNS if getattr(self, name) not in (None, ())]
         if given:
             raise ConfigError(
-                f"--resume goes on with the run's own configuration, got --{' --'.join(given)} too.",
+                f"--resume continues with the run's own configuration, got --{' --'.join(given)} too.",
                 hint="Leave them out, or start a new run with --out.",
             )
         return self.resume
 
     def resolved(self) -> RunConfig:
-        """Return the configuration: defaults < preset < file < --data, --splits, --scheme < KEY=VALUE."""
-        if self.preset is None:
-            return self._over(RunConfig())
-        # A preset depends on the tasks, and these may be set by anything that comes after it.
-        config = self._over(preset(self.preset))
-        regression = any(name.startswith("regression:") for name in config.data.source)
-        return self._over(preset(self.preset, n_shot=config.data.n_shot, regression=regression))
+        """Return the configuration: defaults < preset < file < flags (--data, --steps, ...) < KEY=VALUE."""
+        from torchemo.runs.choices import SHORT, Choices
 
-    def _over(self, config: RunConfig) -> RunConfig:
-        from torchemo.config.toml import from_dict, load, override, to_dict
-
-        if self.config is not None:
-            config = load(self.config, RunConfig, base=config)
-        plain = to_dict(config)
-        if self.data:
-            plain["data"]["source"] = list(self.data)
-        if self.splits is not None:
-            plain["data"]["splits"] = str(self.splits)
-        if self.scheme is not None:
-            plain["data"]["scheme"] = self.scheme
-        for option in self.options:
-            override(plain, option)
-        return from_dict(plain, RunConfig, where="command line")
+        short = {name: getattr(self, name) for name in SHORT}
+        short["splits"] = None if self.splits is None else str(self.splits)
+        return Choices(self.preset, self.config, self.data, short, self.options).resolved()
 
 
 class _Printer:
@@ -160,7 +155,7 @@ class _Printer:
             self.bar.stop()
 
     def event(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Show an event; training goes on when nobody reads any more."""
+        """Show an event; training continues when nobody reads any more."""
         try:
             self._show(event, step, fields)
             sys.stdout.flush()
@@ -175,7 +170,7 @@ class _Printer:
         elif event == "start":
             self.began = (step, time.monotonic())
             if self.bar is not None:
-                self.bar.update(self.task, completed=step, total=fields["iterations"])
+                self.bar.update(self.task, completed=step, total=fields["steps"])
             print(_size(fields), file=sys.stderr)
         elif event == "step":
             self._step(step, fields)
@@ -194,16 +189,19 @@ class _Printer:
 
 
 def _size(fields: Mapping[str, Any]) -> str:
-    """Say how large a run is."""
+    """Say how large a run is, and who trains when."""
     line = f"{fields['parameters']:,} parameters"
     if fields["slots"]:
         line += (
-            f", {fields['emo_parameters']:,} of key network and aggregator; memory of"
+            f", and {fields['memory_parameters']:,} of the memory's networks; memory of"
             f" {fields['slots']} slots x {size(fields['slot_bytes'])}"
             f" = {size(fields['memory_bytes'])}"
         )
     if "turn" in fields:
-        line += f"\nto step {fields['turn']:,} the learner learns, then its slots"
+        learner, memory = fields["turn"], fields["steps"] - fields["turn"]
+        line += (
+            f"\n{learner:,} steps of the learner, then {memory:,} of its memory (learner frozen)"
+        )
     return line
 
 

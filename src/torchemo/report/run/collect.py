@@ -34,6 +34,7 @@ class Result:
         domain: Domain of each task, -1 if unknown.
         per_task: Scores after 0, 1, ..., S inner steps.
         on: Name of the data, where it is not the run's own.
+        recalled: Share of the tasks that use their recall; None if none may skip it.
     """
 
     split: str
@@ -44,6 +45,7 @@ class Result:
     domain: Int[np.ndarray, " task"]
     per_task: Float[np.ndarray, "task steps"]
     on: str | None = None
+    recalled: float | None = None
 
     @property
     def by_domain(self) -> dict[str, Float[np.ndarray, "tasks steps"]]:
@@ -140,7 +142,7 @@ def metric_in(config: RunConfig) -> Metric:
 
 
 def is_synthetic(data: DataConfig) -> bool:
-    """Whether the tasks are drawn by formulas rather than photographed."""
+    """Return whether the tasks are drawn by formulas rather than photographed."""
     return data.source == (PROCEDURAL,) or data.source[0].startswith(REGRESSION)
 
 
@@ -212,12 +214,14 @@ def _result(record: Mapping[str, Any]) -> Result:
         raise ValueError("an unknown metric")
     if not fits or not np.isfinite(per_task).all() or domain.max() >= len(names):
         raise ValueError("not the scores of tasks")
+    recalled = record.get("recalled", record.get("familiar"))  # its name before
     return Result(
         split=str(record["protocol"]["split"]),
         protocol=str(record["protocol"]["name"]),
         on=None if record.get("on") is None else str(record["on"]),
         step=int(record["step"]),
         metric=str(record["metric"]),
+        recalled=None if recalled is None else float(recalled),
         domains=names,
         domain=domain,
         per_task=per_task,

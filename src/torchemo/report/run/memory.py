@@ -1,4 +1,4 @@
-"""The memory of a run as a picture and a table: where slots lie, how old they are, who recalls them."""
+"""The memory of a run as a map and a table: where slots lie, how old they are, who recalls them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.memory.emo import EMO
 from torchemo.memory.inspection import SlotView, principal_map, survey
+from torchemo.memory.interface import TaskMemory
 from torchemo.report.run.probe import Probe
 
 
@@ -61,9 +61,9 @@ class MemoryView(NamedTuple):
         key_map: Where their keys lie, in the order of ``slots``.
         task_domains: Domain names of the validation tasks in ``key_map``.
         domains: All domains, in their order.
-        silent: How many of these tasks are evaluated without recall: too unlike those of training, or of
-            slots that are not trusted.
-        doubted: Slots that are not shown to help on validation tasks.
+        skipped: How many of these tasks skip recall: they are too unlike those of training, or they recall
+            slots that failed validation.
+        failed: Slots that failed validation.
     """
 
     capacity: int
@@ -73,8 +73,8 @@ class MemoryView(NamedTuple):
     key_map: KeyMap
     task_domains: list[str | None]
     domains: tuple[str, ...]
-    silent: int
-    doubted: tuple[int, ...] = ()
+    skipped: int
+    failed: tuple[int, ...] = ()
 
     @property
     def overwrites(self) -> int:
@@ -83,30 +83,35 @@ class MemoryView(NamedTuple):
 
     @property
     def recalls_are_equal(self) -> bool:
-        """Whether every task recalls all slots, so that only weights tell them apart."""
+        """Return whether every task recalls all slots, so that only weights tell them apart."""
         return len({slot.recalls for slot in self.slots}) == 1
 
 
-def view_memory(emo: EMO, probe: Probe, domains: Sequence[str]) -> MemoryView:
+def view_memory(memory: TaskMemory, probe: Probe, domains: Sequence[str]) -> MemoryView:
     """Describe a memory that holds something."""
-    seen = survey(emo.memory)
+    seen = survey(memory.store)
     rows = [_slot(one, probe, domains) for one in seen.slots]
     order = sorted(range(seen.filled), key=lambda i: (-rows[i].recalls, -rows[i].weight, i))
     return MemoryView(
         capacity=seen.capacity,
         batches=seen.batches,
-        writes=int(emo.memory.ledger.generation.sum()),
+        writes=int(memory.store.ledger.generation.sum()),
         slots=[rows[i] for i in order],
-        key_map=_key_map(emo.memory.keys[: seen.filled][order], probe.keys),
+        key_map=_key_map(memory.store.keys[: seen.filled][order], probe.keys),
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
-        silent=int((probe.weights == 0).all(1).sum()) if _may_keep_silent(emo) else 0,
-        doubted=() if emo.trust is None else tuple(emo.trust.doubted.nonzero().flatten().tolist()),
+        skipped=int((probe.weights == 0).all(1).sum()) if _may_skip(memory) else 0,
+        failed=_failed(memory),
     )
 
 
-def _may_keep_silent(emo: EMO) -> bool:
-    return emo.familiarity is not None or emo.trust is not None
+def _may_skip(memory: TaskMemory) -> bool:
+    return memory.skip_unfamiliar is not None or memory.skip_unhelpful is not None
+
+
+def _failed(memory: TaskMemory) -> tuple[int, ...]:
+    rule = memory.skip_unhelpful
+    return () if rule is None else tuple(rule.failed.nonzero().flatten().tolist())
 
 
 def _key_map(slots: Float[Tensor, "slot dim"], tasks: Float[Tensor, "task dim"]) -> KeyMap:

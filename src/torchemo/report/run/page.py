@@ -5,18 +5,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, final
 
+from torchemo.config.registry import Part
+from torchemo.config.run import RunConfig
 from torchemo.core.errors import TorchemoError
 from torchemo.core.stats import mean_interval
-from torchemo.report.format import data_of, flat, method_of, metric_of
+from torchemo.report.format import data_of, flat, memory_of, method_of, metric_of
 from torchemo.report.page import render
 from torchemo.report.run import sections
 from torchemo.report.run.collect import RunFacts, best_validation, collect, is_synthetic, metric_in
 from torchemo.report.run.memory import MemoryView, view_memory
 from torchemo.report.run.probe import Probe, probe
 from torchemo.report.run.samples import PictureSample, PointSample, sample_tasks
-from torchemo.runs.experiment import Experiment
 from torchemo.runs.folder import RunFolder
-from torchemo.runs.load import load_best
+from torchemo.runs.load import Opened, load_best
 
 MAX_SLOTS = 50
 """Rows of the table of slots."""
@@ -65,6 +66,7 @@ def write_run_report(root: Path) -> Path:
 
 def _page(facts: RunFacts, reopened: Reopened) -> str:
     config = facts.config
+    memory = memory_of(config)
     return render(
         "run.html.j2",
         title=f"{method_of(config)} on {data_of(config)}",
@@ -75,15 +77,15 @@ def _page(facts: RunFacts, reopened: Reopened) -> str:
         problems=facts.problems,
         learning=sections.learning(facts),
         results=[sections.result(found, order=i) for i, found in enumerate(facts.results)],
-        remembers=config.emo.memory.capacity > 0,
-        consolidates=config.emo.memory.write == "consolidate",
+        remembers=memory is not None,
+        offsets=memory is not None and memory.offsets_start,
+        phases=_phases(facts),
         turnover=sections.turnover(facts),
         memory=reopened.memory,
         memory_map=None if reopened.memory is None else sections.memory_map(reopened.memory),
         max_slots=MAX_SLOTS,
         reopened=reopened,
         samples=[sections.sample(task, order=i) for i, task in enumerate(reopened.samples)],
-        steps=config.learner.steps,
         changed=sections.changed_options(config),
         config_text=facts.config_text,
         environment=flat(facts.environment),
@@ -92,27 +94,22 @@ def _page(facts: RunFacts, reopened: Reopened) -> str:
 
 def _reopen(root: Path) -> Reopened:
     try:
-        experiment = load_best(root)
-        found = _probe(experiment)
+        opened = load_best(root)
+        found = probe(opened)
         return Reopened(
-            step=experiment.trainer.iteration,
-            memory=_memory(experiment, found),
-            samples=tuple(sample_tasks(experiment, found)),
+            step=opened.system.iteration,
+            memory=_memory(opened, found),
+            samples=tuple(sample_tasks(opened, found)),
         )
     except TorchemoError as error:
         return Reopened(problem=error.message.replace(f"{root}/", "").replace(str(root), "the run"))
 
 
-def _probe(experiment: Experiment) -> Probe | None:
-    emo = experiment.trainer.emo
-    return None if emo is None else probe(experiment, emo)
-
-
-def _memory(experiment: Experiment, found: Probe | None) -> MemoryView | None:
-    emo = experiment.trainer.emo
-    if emo is None or found is None or len(emo.memory) == 0:
+def _memory(opened: Opened, found: Probe | None) -> MemoryView | None:
+    memory = opened.system.memory
+    if memory is None or found is None or len(memory.store) == 0:
         return None
-    return view_memory(emo, found, experiment.source.domains)
+    return view_memory(memory, found, opened.source.domains)
 
 
 def _tiles(facts: RunFacts) -> list[Tile]:
@@ -129,17 +126,39 @@ def _tiles(facts: RunFacts) -> list[Tile]:
             label += f", {result.protocol} protocol"
         remark = f"{metric.unit}, {metric.interval(last.low, last.high)}, {last.n} tasks"
         tiles.append(Tile(label, metric.write(last.value), remark))
-    steps = max((event["step"] for event in facts.events), default=0)
     skipped = sum(event["event"] == "skipped" for event in facts.events)
-    remark = f"of {facts.config.train.iterations:,}, seed {facts.config.train.seed}"
+    remark = f"of {facts.config.outer_steps:,}, seed {facts.config.train.seed}"
     if skipped:
         remark += f", {skipped} skipped: not finite"
-    tiles.append(Tile("outer steps", f"{steps:,}", remark))
-    if facts.config.emo.memory.capacity > 0:
-        memory = facts.config.emo.memory
-        kind = "consolidated" if memory.write == "consolidate" else memory.controller.upper()
-        tiles.append(Tile("memory", f"{memory.capacity:,}", f"slots, {kind}"))
-    return tiles
+    tiles.append(Tile("outer steps", f"{_done(facts):,}", remark))
+    memory = _memory_tile(facts.config)
+    return tiles if memory is None else [*tiles, memory]
+
+
+def _memory_tile(config: RunConfig) -> Tile | None:
+    memory, options = memory_of(config), config.memory.options
+    if memory is None:
+        return None
+    controller = options.get("controller")
+    kind = controller.name.upper() if isinstance(controller, Part) else memory.title
+    return Tile("memory", f"{options['capacity']:,}", f"slots, {kind}")
+
+
+def _done(facts: RunFacts) -> int:
+    return max((event["step"] for event in facts.events), default=0)
+
+
+def _phases(facts: RunFacts) -> str | None:
+    """Say how many steps learner and memory had; None if both train together."""
+    own = facts.config.memory_steps
+    if own is None:
+        return None
+    steps, done = facts.config.train.steps, _done(facts)
+    learner, memory = (f"{n:,}" for n in (min(done, steps), max(done - steps, 0)))
+    return (
+        f"The learner trained for {learner} of {steps:,} outer steps; then it is frozen and the slots"
+        f" train alone: they had {memory} of {own:,} steps."
+    )
 
 
 def _started(facts: RunFacts) -> str | None:

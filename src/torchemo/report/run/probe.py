@@ -1,17 +1,16 @@
 """Validation tasks looked at again with the best checkpoint: where their keys lie and what they recall."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from torchemo.core.types import Episode
+from torchemo.core.types import Episode, Recall
 from torchemo.data.source import TaskSource
-from torchemo.memory.emo import EMO
-from torchemo.runs.experiment import Experiment
+from torchemo.memory.interface import TaskMemory
+from torchemo.runs.load import Opened
 from torchemo.runs.train import VALIDATION_SEED
-from torchemo.training.step import look_up
 
 PROBES = 64
 """Validation tasks whose keys are shown."""
@@ -38,8 +37,8 @@ def validation_tasks(
 ) -> Episode:
     """Draw the tasks that every validation of a run uses, if need be with few queries.
 
-    Without ``queries`` tasks of pictures have one query per class, which leaves their support sets as
-    they are; tasks of points always keep theirs, because their support depends on it.
+    Without ``queries``, tasks of images have one query per class, which leaves their support sets as they
+    are. Tasks of points always keep theirs, because their support depends on it.
     """
     few = not queries and source.shape.kind == "classification"
     return source.sample(
@@ -59,20 +58,22 @@ def first_of_each_domain(source: TaskSource, *, at_most: int) -> list[int]:
     return [number for _, number in sorted(first.items())][:at_most]
 
 
-def probe(experiment: Experiment, emo: EMO) -> Probe:
-    """Encode validation tasks and read the memory for them; nothing is written."""
-    emo.eval()
+def probe(opened: Opened) -> Probe | None:
+    """Encode validation tasks and read the memory for them; None if the run has no memory."""
+    memory = opened.system.memory
+    if memory is None:
+        return None
     parts = [
-        _look(experiment, emo, validation_tasks(experiment.source, start=i, count=_BATCH, queries=False))
+        _look(opened, memory, validation_tasks(opened.source, start=i, count=_BATCH, queries=False))
         for i in range(0, PROBES, _BATCH)
-    ]  # fmt: skip
+    ]
     return Probe(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _look(experiment: Experiment, emo: EMO, episode: Episode) -> Probe:
-    trainer = experiment.trainer
-    recall = look_up(trainer.learner, trainer.params, episode, emo=emo)
-    keys, weights = recall.keys, recall.weights.detach()
-    weights = keys.new_zeros(len(keys), len(emo.memory)).scatter_add(1, recall.slots, weights)
-    unknown = torch.full((len(keys),), -1)
-    return Probe(keys, unknown if episode.domain is None else episode.domain, weights)
+def _look(opened: Opened, memory: TaskMemory, episode: Episode) -> Probe:
+    # What is recalled does not depend on inner steps, so that none are taken.
+    recall = cast(Recall, opened.system.predict(episode, steps=0, every_step=False).recall)
+    weights = recall.keys.new_zeros(len(recall.keys), len(memory.store))
+    weights = weights.scatter_add(1, recall.slots, recall.weights)
+    unknown = torch.full((len(recall.keys),), -1)
+    return Probe(recall.keys, unknown if episode.domain is None else episode.domain, weights)

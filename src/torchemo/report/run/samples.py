@@ -13,9 +13,8 @@ from torchemo.core.types import Batch, Episode
 from torchemo.data.episodes import sample_ids
 from torchemo.data.source import PictureTasks
 from torchemo.report.run.probe import Probe, first_of_each_domain, validation_tasks
-from torchemo.runs.experiment import Experiment
+from torchemo.runs.load import Opened
 from torchemo.runs.train import VALIDATION_SEED
-from torchemo.training.step import predict
 
 MAX_PICTURE_TASKS = 4
 MAX_POINT_TASKS = 6
@@ -35,12 +34,12 @@ class Recalled(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture of a task.
+    """An image of a task.
 
     Attributes:
-        uri: The picture itself, as a data URI.
+        uri: The image itself, as a data URI.
         label: Its true label, counted from 1.
-        answer: The predicted label after adaptation; None for support pictures.
+        answer: The predicted label after adaptation; None for support images.
     """
 
     uri: str
@@ -49,7 +48,7 @@ class Picture(NamedTuple):
 
 
 class PictureSample(NamedTuple):
-    """A solved task of pictures; ``right`` counts all its queries, after 0, 1, ..., S steps."""
+    """A solved task of images; ``right`` counts all its queries, after 0, 1, ..., S steps."""
 
     number: int
     domain: str
@@ -87,34 +86,30 @@ class PointSample(NamedTuple):
     recalled: list[Recalled]
 
 
-def sample_tasks(
-    experiment: Experiment, probe: Probe | None
-) -> list[PictureSample] | list[PointSample]:
+def sample_tasks(opened: Opened, probe: Probe | None) -> list[PictureSample] | list[PointSample]:
     """Solve one validation task of each domain again.
 
     Args:
-        experiment: The run at its best checkpoint.
+        opened: The run at its best checkpoint.
         probe: What validation tasks recall, if the run has a memory.
     """
-    source, emo = experiment.source, experiment.trainer.emo
-    if emo is not None:
-        emo.eval()
+    source = opened.source
     if isinstance(source, PictureTasks):
         numbers = first_of_each_domain(source, at_most=MAX_PICTURE_TASKS)
-        return [_pictures(experiment, source, n, _recalled(probe, n)) for n in numbers]
+        return [_pictures(opened, source, n, _recalled(probe, n)) for n in numbers]
     numbers = first_of_each_domain(source, at_most=MAX_POINT_TASKS)
-    return [_points(experiment, n, _recalled(probe, n)) for n in numbers]
+    return [_points(opened, n, _recalled(probe, n)) for n in numbers]
 
 
 def _pictures(
-    experiment: Experiment, source: PictureTasks, number: int, recalled: list[Recalled]
+    opened: Opened, source: PictureTasks, number: int, recalled: list[Recalled]
 ) -> PictureSample:
     episode = validation_tasks(source, start=number, count=1)
     ids = sample_ids(
         source.index, source.spec, seed=VALIDATION_SEED, split="val", start=number, count=1
     )
     truth = episode.query.y[0]
-    answers = [out[0].argmax(-1) for out in _solve(experiment, episode)]
+    answers = [out[0].argmax(-1) for out in opened.system.predict(episode).outputs]
     order = torch.argsort(episode.support.y[0], stable=True)[:MAX_SUPPORT]
     return PictureSample(
         number=number,
@@ -136,20 +131,21 @@ def _pictures(
     )
 
 
-def _points(experiment: Experiment, number: int, recalled: list[Recalled]) -> PointSample:
-    episode = validation_tasks(experiment.source, start=number, count=1)
-    answers = [out[0] for out in _solve(experiment, episode)]
+def _points(opened: Opened, number: int, recalled: list[Recalled]) -> PointSample:
+    episode = validation_tasks(opened.source, start=number, count=1)
+    answers = [out[0] for out in opened.system.predict(episode).outputs]
     grid, curves = torch.empty(0), (torch.empty(0), torch.empty(0))
     if episode.query.x.shape[-1] == 1:
         inputs = torch.cat([episode.support.x, episode.query.x], 1)
         grid = torch.linspace(float(inputs.min()), float(inputs.max()), _GRID)
         asked = Batch(grid.view(1, -1, 1), torch.zeros(1, _GRID, 1))
-        lines = _solve(experiment, Episode(episode.support, asked, episode.domain, episode.index))
+        drawn = Episode(episode.support, asked, episode.domain, episode.index)
+        lines = opened.system.predict(drawn).outputs
         curves = (lines[0].flatten(), lines[-1].flatten())
     domain = -1 if episode.domain is None else int(episode.domain[0])
     return PointSample(
         number=number,
-        domain=experiment.source.domains[domain],
+        domain=opened.source.domains[domain],
         support=Batch(episode.support.x[0], episode.support.y[0]),
         query=Batch(episode.query.x[0], episode.query.y[0]),
         grid=grid,
@@ -157,13 +153,6 @@ def _points(experiment: Experiment, number: int, recalled: list[Recalled]) -> Po
         answers=(answers[0].flatten(), answers[-1].flatten()),
         errors=[float((out - episode.query.y[0]).square().mean()) for out in answers],
         recalled=recalled,
-    )
-
-
-def _solve(experiment: Experiment, episode: Episode) -> list[Tensor]:
-    trainer = experiment.trainer
-    return predict(
-        trainer.learner, trainer.params, episode, emo=trainer.emo, batched=trainer.batched
     )
 
 
@@ -177,7 +166,7 @@ def _recalled(probe: Probe | None, number: int) -> list[Recalled]:
 
 
 def picture_uri(picture: Float[Tensor, "c h w"]) -> str:
-    """Turn a picture in [0, 1] into a PNG data URI, shrunk if it is large."""
+    """Turn an image in [0, 1] into a PNG data URI, shrunk if it is large."""
     pixels = (picture.detach().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     if max(image.size) > _SIDE:

@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from torchemo.config.registry import Part
 from torchemo.config.run import RunConfig
 from torchemo.config.toml import to_dict
 from torchemo.core.stats import Estimate, mean_interval, median_interval
@@ -21,10 +23,11 @@ from torchemo.report.figures import (
     task_curve,
     wide_range,
 )
-from torchemo.report.format import Metric, flat, metric_of, number
+from torchemo.report.format import Metric, flat, memory_of, metric_of, number
 from torchemo.report.run.collect import Curve, Result, RunFacts, best_validation, curve, metric_in
 from torchemo.report.run.memory import MemoryView
 from torchemo.report.run.samples import PictureSample, PointSample
+from torchemo.runs.experiment import PARTS, complete, reduced
 
 _ALL = "all tasks"
 _ALL_COLOUR = 7
@@ -48,7 +51,7 @@ class Row(NamedTuple):
 
 
 class ResultSection(NamedTuple):
-    """One test result."""
+    """One test result; ``skipped`` says how many tasks skip recall, if some do."""
 
     what: str
     metric: Metric
@@ -56,6 +59,7 @@ class ResultSection(NamedTuple):
     step: int
     rows: list[Row]
     figures: list[Figure]
+    skipped: str | None = None
 
 
 class SampleSection(NamedTuple):
@@ -130,21 +134,28 @@ def result(found: Result, *, order: int) -> ResultSection:
         step=found.step,
         rows=rows,
         figures=_result_figures(groups, metric, steps=steps, order=order),
+        skipped=_skipped(found),
     )
+
+
+def _skipped(found: Result) -> str | None:
+    if found.recalled is None or found.recalled == 1:
+        return None
+    return f"{100 * (1 - found.recalled):.1f} % of the tasks skip recall."
 
 
 def _result_figures(
     groups: Mapping[str, np.ndarray], metric: Metric, *, steps: int, order: int
 ) -> list[Figure]:
-    by_domain = Figure(
-        _by_domain(groups, metric, name=f"result-{order}"),
-        f"{metric.mean.capitalize()} after {steps} inner steps, 95 % intervals over tasks.",
-    )
-    by_step = Figure(
-        _by_step(groups, metric, name=f"per-step-{order}"),
-        f"{metric.mean.capitalize()} after every inner step; band: 95 % interval over all tasks.",
-    )
-    return [by_domain, by_step] if len(groups) > 1 else [by_step]
+    figures, mean = [], metric.mean.capitalize()
+    if len(groups) > 1:
+        when = f" after {steps} inner steps" if steps else ""
+        caption = f"{mean}{when}, 95 % intervals over tasks."
+        figures.append(Figure(_by_domain(groups, metric, name=f"result-{order}"), caption))
+    if steps:
+        caption = f"{mean} after every inner step; band: 95 % interval over all tasks."
+        figures.append(Figure(_by_step(groups, metric, name=f"per-step-{order}"), caption))
+    return figures
 
 
 def _row(name: str, scores: np.ndarray, metric: Metric) -> Row:
@@ -198,8 +209,9 @@ def turnover(facts: RunFacts) -> list[Figure]:
         ("same_domain", "%", "Recall weight on slots of the task's own domain."),
         ("distance", "distance", "Distance from a task's key to the keys it recalls."),
     ]
-    if facts.config.emo.memory.write == "consolidate":
-        del shown[1]  # slots are written once: their age is the time
+    memory = memory_of(facts.config)
+    if memory is not None and memory.offsets_start:
+        del shown[1]  # slots are seeded once: their age is the time
     figures = []
     for field, y, caption in shown:
         found = curve(facts.events, "step", field)
@@ -241,9 +253,15 @@ def sample(task: PictureSample | PointSample, *, order: int) -> SampleSection:
 
 
 def changed_options(config: RunConfig) -> dict[str, str]:
-    """Return the options that differ from the defaults, written out."""
-    chosen, default = flat(to_dict(config)), flat(to_dict(RunConfig()))
-    return {key: json.dumps(value) for key, value in chosen.items() if value != default[key]}
+    """Return the options that differ from the defaults, written out.
+
+    Options of a part are compared with the defaults of this part.
+    """
+    parts: dict[str, Any] = {name: Part(getattr(config, name).name) for name in PARTS}
+    default = flat(to_dict(complete(replace(RunConfig(), **parts))))
+    default |= {f"{name}.name": getattr(RunConfig(), name).name for name in PARTS}
+    chosen = flat(to_dict(reduced(config)))
+    return {k: json.dumps(v) for k, v in chosen.items() if k not in default or v != default[k]}
 
 
 def _ends(line: Line) -> str:
