@@ -213,10 +213,18 @@ def _named(cell: Cell, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(cell.name, pattern) for pattern in patterns)
 
 
+AT_BASE_RATES = ("-offsets-joint", "-emo")
+"""Endings of presets that are made for the rates of the learner without memory."""
+
+
 def _sharing(cells: list[Cell]) -> list[Cell]:
-    """Let learners with offsets take the rates chosen for the learner without, where that is a cell."""
+    """Let learners with memory take the rates chosen for the learner without, where that is a cell."""
     plain = [c for c in cells if c.role == "base" and not (c.of or c.options or c.missing)]
-    base = {(f"{c.preset}-offsets-joint", c.world, c.n_shot): c.name for c in plain}
+    base = {
+        (f"{c.preset}{ending}", c.world, c.n_shot): c.name
+        for c in plain
+        for ending in AT_BASE_RATES
+    }
     return [
         replace(c, of=c.of or base.get((c.preset, c.world, c.n_shot)))
         if c.role == "memory" and not c.grid

@@ -238,7 +238,13 @@ T8 = Entry(
 )
 
 _RESNET = ("model.name=resnet12", "model.channels=wide")
-_RESNET_SMOKE = ("model.name=resnet12", "train.steps=2", "train.tasks=1", "learner.order=1")
+_RESNET_SMOKE = ("model.name=resnet12", "train.steps=2", "train.tasks=1")
+METRIC = {
+    "protonet": "ProtoNet",
+    "matchingnet": "MatchingNet",
+    "metaoptnet-ridge": "MetaOptNet-RR",
+}
+"""Learners without an inner loop of the paper's last table, by preset."""
 
 
 def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
@@ -246,20 +252,28 @@ def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
     worlds, shots = (("narrow",), (1,)) if small else (("narrow", "tiered"), (1, 5))
     kinds = {"anil": ("-emo-paper",), "arml": ("-emo-paper", "-offsets")}
     found: list[Cell] = []
-    for world, n_shot, learner in itertools.product(worlds, shots, kinds):
-        if small and learner != "anil":
+    for world, n_shot, learner in itertools.product(worlds, shots, (*kinds, *METRIC)):
+        if small and learner == "arml":
             continue
-        base = Cell(
-            f"{learner} on {world}{suffix(n_shot)}",
-            f"{LEARNERS[learner]}, {world}{suffix(n_shot)}",
-            learner,
-            "base",
-            options=_RESNET_SMOKE if small else (*_RESNET, *_sizes(learner, scale)),
-            world=world,
-            n_shot=n_shot,
-        )
-        found += [base, *(_remembering(base, learner, kind) for kind in kinds[learner])]
+        base = _t9_base(learner, world, n_shot, scale)
+        found += [base, *(_remembering(base, learner, kind) for kind in kinds.get(learner, ()))]
     return tuple(found)
+
+
+def _t9_base(learner: str, world: str, n_shot: int, scale: Scale) -> Cell:
+    options = (*_RESNET, *_sizes(learner, scale))
+    if scale.name == "smoke":
+        # A metric learner has no inner loop whose order could be lowered.
+        options = (*_RESNET_SMOKE, *(() if learner in METRIC else ("learner.order=1",)))
+    return Cell(
+        f"{learner} on {world}{suffix(n_shot)}",
+        f"{(LEARNERS | METRIC)[learner]}, {world}{suffix(n_shot)}",
+        learner,
+        "base",
+        options=options,
+        world=world,
+        n_shot=n_shot,
+    )
 
 
 def _t9_contrasts(scale: Scale) -> tuple[Contrast, ...]:
