@@ -42,5 +42,6 @@ def test_commands_that_make_no_sense_are_refused(command):
 
 
 def test_runs_without_a_result_are_refused_with_the_command_that_makes_one(base, tmp_path):
+    (tmp_path / "config.toml").touch()
     with pytest.raises(DataError, match="torchemo eval"):
         run(base, tmp_path, "--comparison", "--out", tmp_path / "c.html")

@@ -61,7 +61,13 @@ class Choices:
             section, option = SHORT[name]
             if value is not None:
                 plain = merged(plain, {section: {option: value}})
-        for option in self.options:
+        for option in sorted(self.options, key=_names_first):
             refuse_old(option.partition("=")[0])
             override(plain, option)
         return from_dict(plain, RunConfig, where="the chosen options")
+
+
+def _names_first(option: str) -> tuple[bool, int]:
+    """Order options so that parts are chosen, outer ones first, before their own options are set."""
+    path = option.partition("=")[0].split(".")
+    return (False, len(path)) if path[-1] == "name" else (True, 0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from torchemo.core.errors import DataError
 from torchemo.core.stats import paired_difference, seeds_by_tasks
+from torchemo.runs.folder import RunFolder
 
 SAME = ("protocol", "data", "episode", "domain", "metric")
 """What two results must share to be paired."""
@@ -17,6 +18,8 @@ SAME = ("protocol", "data", "episode", "domain", "metric")
 def read_result(path: Path, *, split: str = "test", protocol: str = "standard") -> dict[str, Any]:
     """Read the test result of a run folder, or a result file itself."""
     file = path / f"eval-{split}-{protocol}.json" if path.is_dir() else path
+    if not path.exists() or (path.is_dir() and not RunFolder(path).config.is_file()):
+        raise DataError(f"{path} is not a run, nor a result file.")
     if not file.is_file():
         raise DataError(
             f"{path} has no result of protocol '{protocol}' on split '{split}'.",
@@ -39,9 +42,18 @@ def check_comparable(results: Sequence[dict[str, Any]]) -> None:
         different = [name for name in SAME if other[name] != first[name]]
         if different:
             raise DataError(
-                f"{other['run']} and {first['run']} cannot be paired: their {different[0]} differs.",
+                f"{other['run']} and {first['run']} cannot be paired: their {different[0]} differs"
+                f"{_how(other[different[0]], first[different[0]])}.",
                 hint="Evaluate both on the same data with the same protocol, seed and number of tasks.",
             )
+
+
+def _how(one: Any, other: Any) -> str:
+    """Say how two short values differ, field by field."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = [name for name in one if one[name] != other.get(name)]
+        return f" ({'; '.join(f'{n}: {one[n]} and {other.get(n)}' for n in names)})"
+    return f" ({one} and {other})" if isinstance(one, str) and len(one) < 40 else ""
 
 
 def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.tasks < 1:
             raise ConfigError(f"at least one test task is needed, got {self.tasks}.")
+        if self.steps is not None and self.steps < 0:
+            raise ConfigError(f"inner steps should be 0 or more, got {self.steps}.")
 
     def queries(self, n_shot: int, *, regression: bool) -> int | None:
         """Queries per class."""
@@ -104,7 +106,7 @@ def score_tasks(
     about = {
         "memory_sha256": before,
         "recalled": _recalled(memory, scores),
-        "failed": _failed(memory),
+        "failed": None if memory is None else memory.failed_slots,
     }
     return {**about, **_record(opened, protocol, scores)}
 
@@ -113,13 +115,7 @@ def _recalled(memory: TaskMemory | None, scores: Scores) -> float | None:
     """Return the share of tasks that used their recall; None if none may skip it."""
     if memory is None or scores.recalled is None:
         return None
-    skips = memory.skip_unfamiliar is not None or memory.skip_unhelpful is not None
-    return float(scores.recalled.double().mean()) if skips else None
-
-
-def _failed(memory: TaskMemory | None) -> list[int] | None:
-    rule = None if memory is None else memory.skip_unhelpful
-    return None if rule is None else rule.failed.nonzero().flatten().tolist()
+    return float(scores.recalled.double().mean()) if memory.may_skip else None
 
 
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:

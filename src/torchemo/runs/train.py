@@ -13,6 +13,7 @@ from torchemo.config.run import RunConfig
 from torchemo.config.toml import dumps
 from torchemo.core.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
 from torchemo.core.types import Params
+from torchemo.data.source import TaskSource
 from torchemo.runs.environment import differences, environment
 from torchemo.runs.events import EventLog, JsonLines, truncate_after
 from torchemo.runs.experiment import Experiment, complete, open_experiment
@@ -233,8 +234,12 @@ class _Run:
         """Say how large the run is, before its first step."""
         config, source = self.experiment.config, self.experiment.source
         size = footprint(self.experiment.system, source.shape)
+        memory = self.trainer.memory
         fields = {
+            "method": self.experiment.system.title,
+            "data": _tasks(source),
             "steps": config.outer_steps,
+            "seeded_at": None if memory is None else memory.seeded_at,
             "domains": list(source.domains),
             **size._asdict(),
             "memory_bytes": size.memory_bytes,
@@ -280,7 +285,7 @@ class _Run:
         fields: dict[str, Any] = {"loss": loss, "accuracy": accuracy, "score": score}
         memory = self.trainer.memory
         if memory is not None and memory.skip_unhelpful is not None:
-            fields["failed"] = memory.skip_unhelpful.failed.nonzero().flatten().tolist()
+            fields["failed"] = memory.failed_slots
         self._emit("validation", fields)
 
     def _validation_scores(self) -> Scores:
@@ -346,6 +351,14 @@ def _refuse_divergence(groups: Mapping[str, Params], step: int) -> None:
                     f"outer step {step}: '{name}' is not finite any more.",
                     hint="Lower the outer rate, or set outer.clip.",
                 )
+
+
+def _tasks(source: TaskSource) -> str:
+    """Say what tasks a run is trained on."""
+    shape, names = source.shape, ", ".join(source.domains)
+    if shape.kind == "regression":
+        return f"{names}, {shape.n_shot} points"
+    return f"{names}, {shape.n_out}-way {shape.n_shot}-shot"
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_reports_are_written_and_named(torchemo, point_runs, tmp_path):
         (("nowhere",), 2, "nowhere is not a run"),
         (("{base}", "--comparison"), 2, "two runs or more"),
         (("{base}", "--against", "{memory}"), 2, "--against belongs to --comparison"),
-        (("{base}", "nowhere", "--comparison"), 3, "torchemo eval nowhere"),
+        (("{base}", "nowhere", "--comparison"), 3, "nowhere is not a run"),
         (("{base}", "{memory}", "--comparison", "--split", "val"), 3, "on split 'val'"),
         (
             ("{base}", "{memory}", "--comparison", "--out", "{base}/config.toml/c.html"),

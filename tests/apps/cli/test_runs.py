@@ -36,7 +36,10 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
     assert found.code == 0
     # An MLP 1-4-1 has 13 parameters; 5 slots of 13 values and a key of 8 in float32, a domain (int64),
     # five 64-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 41 bytes.
-    assert found.err.startswith("13 parameters, ")
+    first, second = found.err.splitlines()[:2]
+    assert first.startswith("MAML + EMO on ")
+    assert first.endswith("6 outer steps")
+    assert second.startswith("13 parameters, ")
     assert "memory of 5 slots x 133 bytes = 665 bytes" in found.err
     assert "step 6, validation: loss " in found.err
     assert found.out.startswith("finished after 6 steps, best ")
@@ -255,7 +258,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(torchemo, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert "parameters" in process.stderr.readline()
+    assert "MAML on" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -66,8 +66,7 @@ class EvalCommand:
         done, planned = opened.system.iteration, opened.config.outer_steps
         if done < planned:
             print(f"at step {done} of {planned}.")
-        if on is not None:
-            print(f"written: {result_file(self.run_folder, protocol, on=on)}")
+        print(f"written: {result_file(self.run_folder, protocol, on=on)}")
         return 0
 
     def _data(self) -> DataConfig | None:

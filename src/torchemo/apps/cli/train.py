@@ -104,8 +104,9 @@ class TrainCommand:
         if self.out is not None and self.resume is None:
             return self.out
         if self.resume is None or self.out is not None:
+            what = "not both" if self.out is not None else "got neither"
             raise ConfigError(
-                "train needs either --out FOLDER (a new run) or --resume FOLDER (an old one)."
+                f"train needs either --out FOLDER (a new run) or --resume FOLDER (an old one), {what}."
             )
         given = [name for name in _WITH_NEW_RUNS if getattr(self, name) not in (None, ())]
         if given:
@@ -190,7 +191,8 @@ class _Printer:
 
 def _size(fields: Mapping[str, Any]) -> str:
     """Say how large a run is, and who trains when."""
-    line = f"{fields['parameters']:,} parameters"
+    line = f"{fields['method']} on {fields['data']}, {fields['steps']:,} outer steps\n"
+    line += f"{fields['parameters']:,} parameters"
     if fields["slots"]:
         line += (
             f", and {fields['memory_parameters']:,} of the memory's networks; memory of"
@@ -201,6 +203,11 @@ def _size(fields: Mapping[str, Any]) -> str:
         learner, memory = fields["turn"], fields["steps"] - fields["turn"]
         line += (
             f"\n{learner:,} steps of the learner, then {memory:,} of its memory (learner frozen)"
+        )
+    if (fields.get("seeded_at") or 0) >= fields["steps"]:
+        line += (
+            f"\nthe memory stays empty: its slots are seeded at step {fields['seeded_at']}"
+            " (lower memory.warmup, or train longer)"
         )
     return line
 
