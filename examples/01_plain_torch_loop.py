@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import nn
 
-from torchemo.core.tree import cat
+from torchemo.core.task_axis import join
 from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import apply_, for_module, gradients
 from torchemo.memory.keys.statistics import StatisticsKey
@@ -55,7 +55,7 @@ def train(capacity, *, iterations, seed):
                 p.grad = q.grad if p.grad is None else p.grad + q.grad
             values.append(value)
         outer.step()
-        emo.remember(recall, cat(values))  # [EMO] remember
+        emo.remember(recall, join(values))  # [EMO] remember
     return net, emo
 
 

@@ -12,7 +12,7 @@ import higher
 import torch
 from torch import nn
 
-from torchemo.core.tree import cat
+from torchemo.core.task_axis import join
 from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import for_module
 from torchemo.interop.higher import callback
@@ -53,7 +53,7 @@ def train(capacity, *, iterations, seed):
             (loss / BATCH).backward()
             values.append(value)
         outer.step()
-        emo.remember(recall, cat(values))  # [EMO] remember
+        emo.remember(recall, join(values))  # [EMO] remember
     return net, emo
 
 

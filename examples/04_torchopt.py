@@ -13,7 +13,7 @@ import torchopt
 from torch import nn
 from torch.func import functional_call
 
-from torchemo.core.tree import cat
+from torchemo.core.task_axis import join
 from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import as_task, for_module
 from torchemo.interop.torchopt import transform
@@ -61,7 +61,7 @@ def train(capacity, *, iterations, seed):
             (loss / BATCH).backward()
             values.append(value)
         outer.step()
-        emo.remember(recall, cat(values))  # [EMO] remember
+        emo.remember(recall, join(values))  # [EMO] remember
     return net, emo
 
 

@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import nn
 
-from torchemo.core.tree import cat
+from torchemo.core.task_axis import join
 from torchemo.data.synthetic.regression import RegressionSpec, sample_regression
 from torchemo.interop import as_task, combine_one, for_module
 from torchemo.memory.keys.statistics import StatisticsKey
@@ -59,7 +59,7 @@ def train(capacity, *, iterations, seed):
             (loss / BATCH).backward()
             values.append(value)
         outer.step()
-        emo.remember(recall, cat(values))  # [EMO] remember
+        emo.remember(recall, join(values))  # [EMO] remember
     return maml, emo
 
 

@@ -7,8 +7,9 @@ import torch
 
 from torchemo.core.errors import ShapeError
 from torchemo.core.rng import generator_for
+from torchemo.core.task_axis import join, take
 from torchemo.core.tree import (
-    cat,
+    carried_back,
     check_same_structure,
     detach,
     expand,
@@ -17,7 +18,6 @@ from torchemo.core.tree import (
     leaves,
     norms,
     select,
-    task,
     tree_map,
 )
 
@@ -53,9 +53,16 @@ def test_expanding_gives_every_task_the_same_storage():
 
 def test_tasks_taken_apart_and_joined_are_the_same():
     params = tree(3)
-    joined = cat([task(params, b) for b in range(3)])
+    joined = join([take(params, slice(b, b + 1)) for b in range(3)])
     assert all(torch.equal(joined[n], params[n]) for n in SHAPES)
-    assert task(params, 1)["w"].shape == (1, 2, 3)
+    assert take(params, slice(1, 2))["w"].shape == (1, 2, 3)
+
+
+def test_gradients_are_carried_back_and_are_zero_where_none_arrives():
+    a, b, unused = (torch.tensor([2.0, 3.0], requires_grad=True) for _ in range(3))
+    known = torch.tensor([1.0, -1.0])
+    found = carried_back([(a * b, known), (5 * a, known)], [a, b, unused])
+    assert [g.tolist() for g in found] == [[7.0, -8.0], [2.0, -3.0], [0.0, 0.0]]
 
 
 def test_selecting_keeps_the_order_of_the_names():

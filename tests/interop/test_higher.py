@@ -18,7 +18,7 @@ from tests.interop.problem import (
     sum_emo,
 )
 from torchemo.core.errors import ShapeError
-from torchemo.core.tree import cat
+from torchemo.core.task_axis import join
 from torchemo.interop import for_module
 from torchemo.interop.higher import callback
 
@@ -53,7 +53,7 @@ def test_the_callback_keeps_the_own_gradients_to_remember():
     net, emo = network(), sum_emo()
     tasks = episode()
     _, hooks = adapt_with_higher(net, emo)
-    values = cat([emo.value(tuple(hook.gradients)) for hook in hooks])
+    values = join([emo.value(tuple(hook.gradients)) for hook in hooks])
     for b in range(TASKS):
         assert len(hooks[b].gradients) == STEPS
         assert not any(g[name].requires_grad for g in hooks[b].gradients for name in NAMES)

@@ -88,7 +88,7 @@ def test_boil_leaves_the_head_where_it_is():
 
 @pytest.mark.parametrize("shape", ["per_element", "per_tensor", "scalar"])
 def test_meta_sgd_with_a_constant_rate_is_maml(shape):
-    maml, meta_sgd = MAML(LOOP), MetaSGD(LOOP, shape=shape, rate_init=(0.5, 0.5))
+    maml, meta_sgd = MAML(LOOP), MetaSGD(LOOP, rate_shape=shape, rate_init=(0.5, 0.5))
     params = make_params(maml)
     full = double(meta_sgd.init(torch.Generator().manual_seed(0))) | params
     ours, theirs = gradients(meta_sgd, full), gradients(maml, params)
@@ -238,6 +238,6 @@ def test_bad_loops_are_refused():
         with pytest.raises(REFUSALS):
             InnerLoop(MODEL, **wrong)
     with pytest.raises(ConfigError, match="per element"):
-        MetaSGD(LOOP, shape="scalar", rate_memory=0.1)
+        MetaSGD(LOOP, rate_shape="scalar", rate_memory=0.1)
     with pytest.raises(ConfigError, match="minibatch"):
         Reptile(LOOP, minibatch=0)

@@ -13,10 +13,9 @@ from torchemo.learners.build import build_learner
 from torchemo.learners.learner import host
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import AGGREGATORS
-from torchemo.memory.build import RATE, head_names, remembered_shapes
+from torchemo.memory.build import RATE, NoMemory, head_names, remembered_shapes
 from torchemo.memory.controllers import CONTROLLERS
 from torchemo.memory.emo import EMO, EMOOptions
-from torchemo.memory.interface import NoMemory
 from torchemo.memory.keys import KEYS
 from torchemo.memory.offsets import OffsetMemory
 from torchemo.memory.search import INDICES

@@ -15,7 +15,8 @@ from tests.models.oracles import (
 from torchemo.core.errors import DataError, ShapeError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import expand, select, task
+from torchemo.core.task_axis import take
+from torchemo.core.tree import expand, select
 from torchemo.core.types import Model
 from torchemo.models import Conv4
 
@@ -144,14 +145,14 @@ def test_all_tasks_at_once_equal_one_task_at_a_time(bn, options):
     directions = random_like(params)
     whole = derivatives(lambda p: loss(p, x, y), params, directions)
     for b in range(3):
-        one = {n: p.detach().requires_grad_() for n, p in task(params, b).items()}
+        one = {n: p.detach().requires_grad_() for n, p in take(params, slice(b, b + 1)).items()}
         part = slice(b, b + 1)
         alone = derivatives(
-            lambda p, part=part: loss(p, x[part], y[part]), one, task(directions, b)
+            lambda p, part=part: loss(p, x[part], y[part]), one, take(directions, slice(b, b + 1))
         )
         assert torch.allclose(model(params, x)[part], model(one, x[part]), rtol=1e-12, atol=1e-12)
         for got, expected in zip(whole[1:], alone[1:], strict=True):
-            assert_trees_close(task(got, b), expected, tolerance=1e-12)
+            assert_trees_close(take(got, slice(b, b + 1)), expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("bn", OPTIONS)

@@ -12,7 +12,8 @@ from tests.models.oracles import (
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.losses import mean_squared_error
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import select, task
+from torchemo.core.task_axis import take
+from torchemo.core.tree import select
 from torchemo.core.types import Model
 from torchemo.models import MLP
 
@@ -64,7 +65,7 @@ def test_all_tasks_at_once_equal_one_task_at_a_time():
     model, params, x, _ = tiny()
     out = model(params, x)
     for b in range(3):
-        alone = model(task(params, b), x[b : b + 1])
+        alone = model(take(params, slice(b, b + 1)), x[b : b + 1])
         torch.testing.assert_close(out[b : b + 1], alone, rtol=1e-12, atol=1e-12)
 
 

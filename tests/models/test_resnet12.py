@@ -13,7 +13,8 @@ from tests.models.oracles import (
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import expand, select, task
+from torchemo.core.task_axis import take
+from torchemo.core.tree import expand, select
 from torchemo.core.types import Model
 from torchemo.models import ResNet12
 from torchemo.models.dropout import DropConfig
@@ -72,7 +73,7 @@ def test_all_tasks_at_once_equal_one_task_at_a_time(bn):
     model, params, x, _ = tiny(tasks=3, bn=bn)
     out = model(params, x)
     for b in range(3):
-        alone = model(task(params, b), x[b : b + 1])
+        alone = model(take(params, slice(b, b + 1)), x[b : b + 1])
         torch.testing.assert_close(out[b : b + 1], alone, rtol=1e-12, atol=1e-12)
 
 

@@ -19,16 +19,6 @@ def expand(params: Params, tasks: int) -> Params:
     return tree_map(lambda p: p.expand(tasks, *p.shape), params)
 
 
-def task(params: Params, b: int) -> Params:
-    """Take task ``b`` and keep its axis: ``[B, *shape] -> [1, *shape]``."""
-    return tree_map(lambda p: p[b : b + 1], params)
-
-
-def cat(trees: Sequence[Params]) -> Params:
-    """Join trees of single tasks along the task axis, in order."""
-    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
-
-
 def select(params: Params, names: Iterable[str]) -> Params:
     """Keep the named tensors, in the order of ``names``."""
     return {name: params[name] for name in names}
@@ -39,9 +29,22 @@ def detach(params: Params) -> Params:
     return tree_map(torch.Tensor.detach, params)
 
 
+def leaf(tensor: Tensor) -> Tensor:
+    """Return a leaf of the graph that shares the tensor's numbers."""
+    return tensor.detach().requires_grad_()
+
+
 def leaves(params: Params) -> Params:
     """Copy every tensor into a fresh leaf of the graph (its gradient can be asked for)."""
     return tree_map(lambda p: p.detach().clone().requires_grad_(), params)
+
+
+def carried_back(ends: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Carry gradients back from where they are known, ``(tensor, gradient)``; zeros where none arrives."""
+    found = torch.autograd.grad(
+        [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
+    )
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
 def norms(params: Params) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from torchemo.core.tree import carried_back
 from torchemo.core.types import Batch, Model, Params, Start
 from torchemo.memory.interface import BoundMemory, Host
 
@@ -289,13 +290,8 @@ def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> l
 
     Tasks are independent, so row b of the gradient of the sum is the gradient of task b.
     """
-    if not leaves:
-        return []
-    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, retain_graph=False)
-    return [
-        torch.zeros_like(leaf) if row is None else row
-        for leaf, row in zip(leaves, found, strict=True)
-    ]
+    total = losses.sum()
+    return carried_back([(total, torch.ones_like(total))], leaves) if leaves else []
 
 
 def remembered_by(learner: Learner, content: str) -> dict[str, torch.Size]:

@@ -6,7 +6,7 @@ MEMORIES = Registry(
     "memory",
     "memory",
     {
-        "none": "torchemo.memory.interface:NoMemory",
+        "none": "torchemo.memory.build:NoMemory",
         "gradients": "torchemo.memory.emo:EMO",
         "offsets": "torchemo.memory.offsets:OffsetMemory",
     },

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, final
 
 import torch
 
@@ -126,6 +126,18 @@ class MemoryOptions:
         """Whether the outer loss trains the key network, through softmax weights."""
         _, options = KEYS.resolve(self.key, where="memory.key")
         return getattr(options, "training", "none") == "outer"
+
+
+@final
+class NoMemory:
+    """The learner alone."""
+
+    @classmethod
+    def build(
+        cls, options: object, host: Host, tasks: TaskShape, *, seed: int, train_steps: int | None
+    ) -> None:
+        """Make no memory."""
+        return
 
 
 def head_names(host: Host) -> tuple[str, ...]:

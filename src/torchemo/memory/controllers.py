@@ -34,9 +34,27 @@ class Controller(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Stamping:
+    """What the controllers share: they stamp every access and every write."""
+
+    @classmethod
+    def build(cls, options: NoOptions, *, seed: int) -> "_Stamping":
+        """Make the controller."""
+        return cls()
+
+    def touch(self, ledger: Ledger, slots: Int[Tensor, " m"]) -> None:
+        """Make the recalled slots the most recently used, the nearest most of all."""
+        ledger.stamp_access(slots)
+
+    def wrote(self, ledger: Ledger, slot: int) -> None:
+        """Stamp the write, which is also an access."""
+        ledger.stamp_write(slot)
+
+
 @final
 @dataclass(frozen=True)
-class FIFO:
+class FIFO(_Stamping):
     """FIFO-EM: forget what was written first; recalls do not matter.
 
     Example:
@@ -47,27 +65,14 @@ class FIFO:
         0
     """
 
-    @classmethod
-    def build(cls, options: NoOptions, *, seed: int) -> "FIFO":
-        """Make the controller."""
-        return cls()
-
-    def touch(self, ledger: Ledger, slots: Int[Tensor, " m"]) -> None:
-        """Keep the access times (they are shown to people); eviction ignores them."""
-        ledger.stamp_access(slots)
-
     def victim(self, ledger: Ledger) -> int:
-        """Return the slot with the oldest write."""
+        """Return the slot with the oldest write; times of access are kept for people to see."""
         return ledger.oldest("written")
-
-    def wrote(self, ledger: Ledger, slot: int) -> None:
-        """Stamp the write."""
-        ledger.stamp_write(slot)
 
 
 @final
 @dataclass(frozen=True)
-class LRU:
+class LRU(_Stamping):
     """LRU-EM: forget what was recalled (or written) longest ago.
 
     Choice: the paper borrows from memories that write to the least used *or* to the last used place
@@ -98,10 +103,6 @@ class LRU:
         """Make the controller."""
         return cls(seed=seed)
 
-    def touch(self, ledger: Ledger, slots: Int[Tensor, " m"]) -> None:
-        """Make the recalled slots the most recent, the nearest most of all."""
-        ledger.stamp_access(slots)
-
     def victim(self, ledger: Ledger) -> int:
         """Return the slot with the oldest access."""
         if self.update_last > 0:
@@ -110,10 +111,6 @@ class LRU:
                 return ledger.newest("accessed")
         return ledger.oldest("accessed")
 
-    def wrote(self, ledger: Ledger, slot: int) -> None:
-        """Stamp the write, which is also an access."""
-        ledger.stamp_write(slot)
-
 
 SWEEP = 1024
 """Slots that CLOCK's hand looks at in one go."""
@@ -121,7 +118,7 @@ SWEEP = 1024
 
 @final
 @dataclass(frozen=True)
-class Clock:
+class Clock(_Stamping):
     """CLOCK-EM: a hand sweeps the slots, spares each referenced one once and takes the first other.
 
     Args:
@@ -138,14 +135,9 @@ class Clock:
 
     insert_ref: bool = True
 
-    @classmethod
-    def build(cls, options: NoOptions, *, seed: int) -> "Clock":
-        """Make the controller."""
-        return cls()
-
     def touch(self, ledger: Ledger, slots: Int[Tensor, " m"]) -> None:
         """Set the reference bits of the recalled slots."""
-        ledger.stamp_access(slots)
+        super().touch(ledger, slots)
         ledger.referenced[slots] = True
 
     def victim(self, ledger: Ledger) -> int:
@@ -166,7 +158,7 @@ class Clock:
 
     def wrote(self, ledger: Ledger, slot: int) -> None:
         """Stamp the write and set the slot's reference bit to ``insert_ref``."""
-        ledger.stamp_write(slot)
+        super().wrote(ledger, slot)
         ledger.referenced[slot] = self.insert_ref
 
 

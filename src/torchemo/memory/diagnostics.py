@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from torchemo.core.tree import norms
 from torchemo.core.types import Params, Recall
 from torchemo.memory.aggregators import weighted_sum
 from torchemo.memory.store import EpisodicMemory
@@ -54,7 +55,7 @@ def recall_statistics(
     if domain is not None and recall.notes is not None and "domain" in recall.notes:
         same = _share(recall.weights.detach(), recall.notes["domain"] == domain[:, None])
     cosine, ratio = {}, {}
-    sizes = {name: _norms(_rows(own)) for name, own in values.items()}
+    sizes = {name: norms({"": own}) for name, own in values.items()}
     largest = torch.stack([*sizes.values(), torch.zeros(len(recall.slots))]).amax(0)
     for name, own in values.items():
         if name in recall.values and recall.values[name].shape[2:] == own.shape[1:]:
@@ -64,7 +65,7 @@ def recall_statistics(
                 continue
             recalled = _rows(weighted_sum(recall.values[name], recall.weights.detach()))[there]
             cosine[name] = float(torch.cosine_similarity(recalled, _rows(own)[there]).mean())
-            ratio[name] = float((_norms(recalled) / sizes[name][there]).mean())
+            ratio[name] = float((norms({"": recalled}) / sizes[name][there]).mean())
     return RecallStatistics(float(ages.mean()), float(recall.distances.mean()), same, cosine, ratio)
 
 
@@ -75,7 +76,3 @@ def _share(weights: Float[Tensor, "task m"], same: Tensor) -> float | None:
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape[0], -1)  # also of a single number per task
-
-
-def _norms(rows: Tensor) -> Tensor:
-    return rows.square().sum(1).sqrt()

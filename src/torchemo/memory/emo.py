@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from torchemo.config.registry import Part, Registry
@@ -215,25 +214,15 @@ class EMO(TaskMemory):
 
     # -- recall ------------------------------------------------------------------------------------
 
-    def recall(
-        self,
-        keys: Float[Tensor, "task dim"],
-        *,
-        support: Batch | None = None,
-        params: Params | None = None,
-        domain: Int[Tensor, " task"] | None = None,
-        index: Int[Tensor, " task"] | None = None,
-        group: Int[Tensor, " task"] | None = None,
-    ) -> Recall:
-        """Recall the gradients of the k nearest tasks; changes nothing. See `TaskMemory.recall`."""
-        own = self._own_notes(support, params, domain=domain, group=group)
-        recall = self._skipping(self._nearest(keys, index, group=own.get("group")))
-        if self.head_align == "hungarian":
-            axis = 3 if self.content == "per_step" else 2
-            recall = align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
-        return recall._replace(own_notes=own)
+    def _aligned(self, recall: Recall, own: Params) -> Recall:
+        if self.head_align != "hungarian":
+            return recall
+        axis = 3 if self.content == "per_step" else 2
+        return align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
 
-    def _own_notes(self, support: Batch | None, params: Params | None, **tags: Any) -> Params:
+    def _own_notes(
+        self, support: Batch | None, params: Params | None, **tags: Tensor | None
+    ) -> Params:
         wanted = ("domain", "group") if self.scope == "group" else ("domain",)
         notes = {n: tag for n, tag in tags.items() if n in wanted and tag is not None}
         if self.scope == "group" and "group" not in notes:
@@ -355,26 +344,19 @@ class EMO(TaskMemory):
         scale = self.value_scale
         return {n: v.detach() * scale for n, v in picked.items() if self.remembers(n)}
 
-    def remember(
-        self,
-        recall: Recall,
-        values: Params,
-        *,
-        params: Params | None = None,
-        rate_factor: float = 1.0,
-        slot_key_gradient: Tensor | None = None,
+    def _write(
+        self, recall: Recall, values: Params, rate_factor: float, slot_key_gradient: Tensor | None
     ) -> None:
-        """Touch what was recalled, then write B tasks in order (Eq. 6). See `TaskMemory.remember`."""
-        if self.store.capacity == 0:
-            return
-        values = self._controlled(values)
+        """Touch what was recalled, then write B tasks in order (Eq. 6)."""
         keys, notes = recall.keys.detach(), recall.own_notes or {}
         # Checked before the first touch, so that a refused batch changes nothing at all.
         self.store.check_write(keys, values, notes)
         read = own_generations(recall)
         self.store.touch(recall.slots[recall.active], generations=read[recall.active])
         self.store.write(keys, values, notes=notes)
-        self._finish(keys)
+
+    def _finish(self, keys: Tensor, params: Params | None) -> None:
+        super()._finish(keys, params)
         every = self.rekey_every
         if every is not None and int(self.store.ledger.iteration) % every == 0:
             self.rekey(params)

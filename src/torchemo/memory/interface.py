@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import norms
-from torchemo.core.types import Batch, Model, Params, Recall, TaskShape
+from torchemo.core.types import Batch, Model, Params, Recall
 from torchemo.memory.keys.encoder import KeyEncoder
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.selective import SkipUnfamiliar, SkipUnhelpful
@@ -160,6 +160,11 @@ class TaskMemory(nn.Module):
         return False
 
     @property
+    def learns_slot_keys(self) -> bool:
+        """Whether the outer loss trains the keys of the slots."""
+        return False
+
+    @property
     def startup(self) -> int:
         """Batches in which keys that recognise their own task train at every step, not less often."""
         return 100
@@ -191,7 +196,6 @@ class TaskMemory(nn.Module):
             extra: What the learner wants remembered beside them.
         """
 
-    @abstractmethod
     def remember(
         self,
         recall: Recall,
@@ -212,6 +216,15 @@ class TaskMemory(nn.Module):
             rate_factor: Multiplies the rates of slots that learn (a schedule).
             slot_key_gradient: Gradient of the outer loss in the keys of the filled slots, if they learn.
         """
+        if self.store.capacity > 0:
+            self._write(recall, self._controlled(values), rate_factor, slot_key_gradient)
+            self._finish(recall.keys.detach(), params)
+
+    @abstractmethod
+    def _write(
+        self, recall: Recall, values: Params, rate_factor: float, slot_key_gradient: Tensor | None
+    ) -> None:
+        """Change the slots; a refused batch changes nothing. See `remember`."""
 
     def offset(self, recall: Recall) -> Params:
         """Return what the memory adds to the start of each task; a memory of gradients adds nothing."""
@@ -228,6 +241,17 @@ class TaskMemory(nn.Module):
     def bind(self, recall: Recall) -> BoundMemory | None:
         """Hold a recall for an inner loop; None if this memory does not join inner steps."""
         return None
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether tasks may skip their recall in evaluation."""
+        return self.skip_unfamiliar is not None or self.skip_unhelpful is not None
+
+    @property
+    def failed_slots(self) -> list[int] | None:
+        """Slots that failed validation; None where slots are not judged."""
+        rule = self.skip_unhelpful
+        return None if rule is None else rule.failed.nonzero().flatten().tolist()
 
     # -- encode, recall ----------------------------------------------------------------------------
 
@@ -265,24 +289,24 @@ class TaskMemory(nn.Module):
             index: Episode numbers; recall dropout is a function of them.
             group: Which group a learner puts the tasks in.
         """
-        notes = {} if domain is None else {"domain": domain}
-        return self._skipping(self._nearest(keys, index))._replace(own_notes=notes)
-
-    def _nearest(
-        self,
-        keys: Tensor,
-        index: Tensor | None,
-        *,
-        group: Tensor | None = None,
-        learn_slot_keys: bool = False,
-    ) -> Recall:
-        recall: Recall = self.retrieval(
+        own = self._own_notes(support, params, domain=domain, group=group)
+        found = self.retrieval(
             self.store,
             keys,
-            group=group,
+            group=own.get("group"),
             active=self._drawn(len(keys), index),
-            learn_slot_keys=learn_slot_keys,
+            learn_slot_keys=self.learns_slot_keys,
         )
+        return self._aligned(self._skipping(found), own)._replace(own_notes=own)
+
+    def _own_notes(
+        self, support: Batch | None, params: Params | None, **tags: Tensor | None
+    ) -> Params:
+        """Return what to remember with B tasks beside their values."""
+        return {n: tag for n, tag in tags.items() if n == "domain" and tag is not None}
+
+    def _aligned(self, recall: Recall, own: Params) -> Recall:
+        """Return recalled values in the label order of the tasks with these notes."""
         return recall
 
     def _skipping(self, recall: Recall) -> Recall:
@@ -316,7 +340,7 @@ class TaskMemory(nn.Module):
             name, tensors=self.tensors, drop_head=self.drop_head, head=self.head, norm=self.norm
         )
 
-    def _finish(self, keys: Tensor) -> None:
+    def _finish(self, keys: Tensor, params: Params | None) -> None:
         """Close a batch: count it, and let search and skipping learn from its keys."""
         self.store.end_batch()
         self.retrieval.learn(self.store)
@@ -335,18 +359,6 @@ class TaskMemory(nn.Module):
             size = norms({"": value.double()}) / norms({"": noise.double()})
             drawn[name] = noise * column(size, noise).to(noise.dtype)
         return drawn
-
-
-@final
-class NoMemory:
-    """The learner alone."""
-
-    @classmethod
-    def build(
-        cls, options: object, host: Host, tasks: TaskShape, *, seed: int, train_steps: int | None
-    ) -> None:
-        """Make no memory."""
-        return
 
 
 def remembers(

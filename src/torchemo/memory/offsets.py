@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.kmeans import centres
-from torchemo.core.types import Batch, Params, Recall, TaskShape
+from torchemo.core.types import Params, Recall, TaskShape
 from torchemo.memory.aggregators.parts import weighted_sum
 from torchemo.memory.build import MemoryOptions, remembered_shapes
 from torchemo.memory.interface import Host, TaskMemory
@@ -142,20 +142,10 @@ class OffsetMemory(TaskMemory):
         """Slots learn from per-task outer gradients."""
         return "outer"
 
-    def recall(
-        self,
-        keys: Float[Tensor, "task dim"],
-        *,
-        support: Batch | None = None,
-        params: Params | None = None,
-        domain: Int[Tensor, " task"] | None = None,
-        index: Int[Tensor, " task"] | None = None,
-        group: Int[Tensor, " task"] | None = None,
-    ) -> Recall:
-        """Recall the k nearest slots; changes nothing. See `TaskMemory.recall`."""
-        notes = {} if domain is None else {"domain": domain}
-        found = self._nearest(keys, index, learn_slot_keys=self.slots.key_lr > 0)
-        return self._skipping(found)._replace(own_notes=notes)
+    @property
+    def learns_slot_keys(self) -> bool:
+        """Where their optimizer has a rate for keys."""
+        return self.slots.key_lr > 0
 
     def offset(self, recall: Recall) -> Params:
         """Return ``sum_j a_j V_j``; the weights a_j stay on the graph."""
@@ -176,19 +166,11 @@ class OffsetMemory(TaskMemory):
             raise ConfigError("an offset memory learns from per-task outer gradients (rows=...).")
         return {n: row.detach() for n, row in rows.items() if self.remembers(n)}
 
-    def remember(
-        self,
-        recall: Recall,
-        values: Params,
-        *,
-        params: Params | None = None,
-        rate_factor: float = 1.0,
-        slot_key_gradient: Tensor | None = None,
+    def _write(
+        self, recall: Recall, values: Params, rate_factor: float, slot_key_gradient: Tensor | None
     ) -> None:
         """Step the recalled slots along the per-task gradients, or collect keys before they are seeded."""
-        if self.store.capacity == 0:
-            return
-        values, keys = self._controlled(values), recall.keys.detach()
+        keys = recall.keys.detach()
         # Checked before the first touch, so that a refused batch changes nothing at all.
         self.store.check_write(keys, values, {})
         if slot_key_gradient is not None:
@@ -209,7 +191,6 @@ class OffsetMemory(TaskMemory):
             self.store.write(keys[far], zeros)
         if self.novelty is None and len(self.store) == 0:
             self._warm_up(keys, values)
-        self._finish(keys)
 
     def _far(self, recall: Recall) -> Tensor:
         """Return which tasks claim a slot of their own."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError, ShapeError
-from torchemo.core.types import Params, TaskShape
+from torchemo.core.types import Params
 
 
 def check_examples(x: Tensor, example: Sequence[int], *, what: str) -> None:
@@ -80,12 +80,3 @@ def check_positive(**options: int) -> None:
     for option, value in options.items():
         if value < 1:
             raise ConfigError(f"option '{option}' should be at least 1, got {value}.")
-
-
-def check_images(tasks: TaskShape, *, name: str) -> None:
-    """Raise `ConfigError` if a network of images is chosen for other tasks."""
-    if len(tasks.x) != 3:
-        raise ConfigError(
-            f"model.name '{name}' needs images, these tasks have inputs {tasks.x}.",
-            hint="Use model.name = mlp for regression.",
-        )

@@ -9,25 +9,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Params, TaskShape
+from torchemo.core.types import Params
 from torchemo.models.dropout import DropConfig, drop_block, dropout
-from torchemo.models.inputs import (
-    check_choice,
-    check_examples,
-    check_images,
-    check_params,
-    check_positive,
-)
+from torchemo.models.images import ImageNetwork
+from torchemo.models.inputs import check_choice, check_positive
 from torchemo.models.layers import (
-    from_trunk,
     glorot_uniform,
     kaiming_normal,
     task_conv,
-    task_linear,
     to_trunk,
     zeros,
 )
-from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
+from torchemo.models.norm import Bn
 
 Widths: TypeAlias = tuple[int, int, int, int]
 
@@ -50,7 +43,7 @@ class ResNet12Options:
 
 @final
 @dataclass(frozen=True)
-class ResNet12:
+class ResNet12(ImageNetwork):
     """Four residual blocks with a task axis: ``x [B, n, C, H, W] -> [B, n, n_way]``.
 
     A block is three times 3x3 convolution (no bias) and normalisation, LeakyReLU(0.1) after the first two and
@@ -59,19 +52,11 @@ class ResNet12:
     ``block1.shortcut.weight``, ``block1.shortcut_norm.scale``, ..., ``head.weight``, ``head.bias``.
 
     Attributes:
-        n_way: Number of outputs.
-        in_channels: Channels of the images.
-        image_size: Height and width of the images.
         channels: ``wide`` (64-160-320-640, 12.42 M), ``narrow`` (64-128-256-512, 8.00 M) or four widths.
         head_pool: ``mean`` of the last maps (640 features) or ``flatten`` (16 000 at 84 px).
         drop: What is dropped while training; nothing is dropped without a generator.
-        bn: Normalisation, see `TaskNorm`.
-        affine: ``both`` scale and shift, or ``shift`` alone.
-        eps: Added to variances.
-        groups: Channel groups of ``bn = "group"``.
-        bn_steps: Stored inner steps of ``bn = "per_step_running"``.
-        usage: Set by `at`.
         generator: Set by `with_generator`.
+        others: See `ImageNetwork`.
 
     Choice: ``eps`` is torch's 1e-5, with which the form was published; the head is drawn as in Conv-4.
 
@@ -84,38 +69,16 @@ class ResNet12:
         torch.Size([2, 10, 5])
     """
 
-    n_way: int
+    Options: ClassVar[type[ResNet12Options]] = ResNet12Options
+
     _: KW_ONLY
-    in_channels: int = 3
-    image_size: int = 84
     channels: Literal["wide", "narrow"] | Widths = "wide"
     head_pool: Literal["flatten", "mean"] = "mean"
     drop: DropConfig | None = None
-    bn: Bn = "transductive"
-    affine: Affine = "both"
     eps: float = 1e-5
-    groups: int = 8
-    bn_steps: int = 5
-    usage: Usage = field(default=Usage(), repr=False, compare=False)
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
-    Options: ClassVar[type[ResNet12Options]] = ResNet12Options
-
-    @classmethod
-    def build(cls, options: ResNet12Options, tasks: TaskShape) -> "ResNet12":
-        """Make the network from its options, for such tasks."""
-        check_images(tasks, name="resnet12")
-        return cls(
-            tasks.n_out,
-            in_channels=tasks.x[0],
-            image_size=tasks.x[1],
-            channels=options.channels,
-            bn=options.bn,
-        )
-
     def __post_init__(self) -> None:
-        check_positive(n_way=self.n_way, in_channels=self.in_channels, image_size=self.image_size)
-        check_choice("head_pool", self.head_pool, ("flatten", "mean"))
         if isinstance(self.channels, str):
             check_choice("channels", self.channels, ("wide", "narrow"))
         if len(self.widths) != 4:
@@ -123,12 +86,7 @@ class ResNet12:
                 f"option 'channels' should be wide, narrow or four widths, got {self.channels}."
             )
         check_positive(**{f"channels[{i}]": width for i, width in enumerate(self.widths)})
-        for width in self.widths:
-            self.task_norm.check_channels(width)
-        if self.maps[-1] == 0:
-            raise ConfigError(
-                f"option 'image_size' should be at least 16 for four poolings, got {self.image_size}."
-            )
+        super().__post_init__()
 
     @property
     def widths(self) -> Widths:
@@ -138,46 +96,14 @@ class ResNet12:
         return self.channels
 
     @property
-    def task_norm(self) -> TaskNorm:
-        """The normalisation layers."""
-        return TaskNorm(
-            bn=self.bn,
-            affine=self.affine,
-            eps=self.eps,
-            groups=self.groups,
-            steps=self.bn_steps,
-            usage=self.usage,
-        )
-
-    @property
     def maps(self) -> tuple[int, ...]:
         """Side of the input and of the four blocks' outputs: 84, 42, 21, 10, 5."""
         return tuple(self.image_size // 2**i for i in range(5))
 
-    @property
-    def n_features(self) -> int:
-        """How many numbers the head sees for each example."""
-        return self.widths[-1] * (1 if self.head_pool == "mean" else self.maps[-1] ** 2)
-
-    @property
-    def head(self) -> tuple[str, ...]:
-        """Names of the head's tensors."""
-        return ("head.weight", "head.bias")
-
-    @property
-    def norm(self) -> tuple[str, ...]:
-        """Names of the normalisation layers' scales and shifts."""
-        return tuple(n for _, layer, _ in self._layers() for n in self.task_norm.names(layer))
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """Names of the running statistics; `init` returns them beside the parameters."""
-        return tuple(n for _, layer, _ in self._layers() for n in self.task_norm.buffers(layer))
-
     def init(self, generator: torch.Generator) -> Params:
         """Draw kernels (Kaiming normal, fan out) and head, block by block; shifts 0, scales 1."""
         norm, params = self.task_norm, {}
-        for conv, layer, shape in self._layers():
+        for conv, layer, shape in self.layers():
             params[f"{conv}.weight"] = kaiming_normal(shape, generator, fan="out")
             params |= norm.init(layer, shape[0], device=generator.device)
         params["head.weight"] = glorot_uniform((self.n_way, self.n_features), generator)
@@ -192,33 +118,16 @@ class ResNet12:
         """
         return replace(self, generator=generator)
 
-    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "ResNet12":
-        """Return this network as used at inner step ``step``; see `Usage`."""
-        return replace(self, usage=Usage(step=step, stored=stored, sink=sink))
-
-    def __call__(self, params: Params, x: Tensor) -> Float[Tensor, "task n out"]:
-        """Map images ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
-        return self.classify(params, self.features(params, x))
-
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
         """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
-        check_examples(x, (self.in_channels, self.image_size, self.image_size), what="ResNet12")
-        tasks = x.shape[0]
-        check_params(params, self._body_shapes(), tasks=tasks, what="ResNet12")
-        maps = to_trunk(x)
+        self._check(params, x)
+        tasks, maps = x.shape[0], to_trunk(x)
         for block in range(4):
             maps = self._residual(params, maps, block=block, tasks=tasks)
             # The activation is monotone, so pooling first gives the same maps with less work.
             maps = F.leaky_relu(F.max_pool2d(maps, 2), SLOPE)
             maps = self._dropped(maps, block=block, tasks=tasks)
-        return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
-
-    def classify(self, params: Params, features: Tensor) -> Float[Tensor, "task n out"]:
-        """Apply the head to ``features [B, n, f]``."""
-        check_examples(features, (self.n_features,), what="ResNet12 head")
-        shapes = {"head.weight": (self.n_way, self.n_features), "head.bias": (self.n_way,)}
-        check_params(params, shapes, tasks=features.shape[0], what="ResNet12 head")
-        return task_linear(params, features, layer="head")
+        return self._pooled(maps, tasks)
 
     def _residual(self, params: Params, x: Tensor, *, block: int, tasks: int) -> Tensor:
         norm, prefix, maps = self.task_norm, f"block{block + 1}", x
@@ -236,7 +145,7 @@ class ResNet12:
             return dropout(maps, self.drop.dropout, generator=self.generator)
         return drop_block(maps, self.drop, tasks=tasks, generator=self.generator)
 
-    def _layers(self) -> list[tuple[str, str, tuple[int, ...]]]:
+    def layers(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """List every convolution with its normalisation layer and kernel shape."""
         layers: list[tuple[str, str, tuple[int, ...]]] = []
         inside = self.in_channels
@@ -247,10 +156,3 @@ class ResNet12:
             layers.append((f"block{i}.shortcut", f"block{i}.shortcut_norm", shortcut))
             inside = width
         return layers
-
-    def _body_shapes(self) -> dict[str, tuple[int, ...]]:
-        norm = self.task_norm
-        shapes: dict[str, tuple[int, ...]] = {}
-        for conv, layer, shape in self._layers():
-            shapes |= {f"{conv}.weight": shape} | norm.shapes(layer, shape[0])
-        return shapes

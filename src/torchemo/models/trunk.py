@@ -1,4 +1,4 @@
-"""A network without its head: what is left of it are the features."""
+"""A network cut in two: the trunk that makes features, and the head that reads them."""
 
 from dataclasses import dataclass
 from typing import final
@@ -8,17 +8,16 @@ from torch import Generator, Tensor
 from torchemo.core.types import Model, Params
 
 
-@final
 @dataclass(frozen=True)
-class Trunk:
-    """A network whose outputs are the features of another one."""
+class _PartOf:
+    """A part of a network; what it does not say itself is as in the whole."""
 
     network: Model
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Nothing is left of the head."""
-        return ()
+        """Names of the head's tensors."""
+        return self.network.head
 
     @property
     def norm(self) -> tuple[str, ...]:
@@ -31,22 +30,56 @@ class Trunk:
         return self.network.buffers
 
     def init(self, generator: Generator) -> Params:
-        """Draw the parameters of the network, without those of its head."""
-        theta = self.network.init(generator)
-        return {name: p for name, p in theta.items() if name not in self.network.head}
+        """Draw the parameters of the whole network."""
+        return self.network.init(generator)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """Return the features."""
-        return self.features(params, x)
+        """Apply the head to the features."""
+        return self.classify(params, self.features(params, x))
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the features."""
         return self.network.features(params, x)
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
+        """Apply the head."""
+        return self.network.classify(params, features)
+
+    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "_PartOf":
+        """Return this part of the network as used at inner step ``step``."""
+        return type(self)(self.network.at(step, stored=stored, sink=sink))
+
+
+@final
+@dataclass(frozen=True)
+class Trunk(_PartOf):
+    """A network whose outputs are the features of another one."""
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Nothing is left of the head."""
+        return ()
+
+    def init(self, generator: Generator) -> Params:
+        """Draw the parameters of the network, without those of its head."""
+        theta = super().init(generator)
+        return {name: p for name, p in theta.items() if name not in self.network.head}
+
+    def classify(self, params: Params, features: Tensor) -> Tensor:
         """Return the features as they are."""
         return features
 
-    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "Trunk":
-        """Return the trunk of the network as used at inner step ``step``."""
-        return Trunk(self.network.at(step, stored=stored, sink=sink))
+
+@final
+@dataclass(frozen=True)
+class OnFeatures(_PartOf):
+    """A network whose inputs are the features of another one: what is left of it is the head."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Nothing is averaged."""
+        return ()
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the inputs."""
+        return x

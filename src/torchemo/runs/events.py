@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 from torchemo.core.errors import ConfigError, DataError, ResourceError
@@ -117,12 +116,7 @@ class EventLog:
     def __enter__(self) -> "EventLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def emit(self, event: str, step: int, *, fields: Mapping[str, Any] | None = None) -> None:

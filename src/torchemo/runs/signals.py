@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, final
 
 
@@ -43,12 +43,7 @@ class GracefulStop:
                 self._before[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._before:
             number, handler = self._before.popitem()
             # None stands for a handler that was not installed by python and cannot be put back.

@@ -5,13 +5,13 @@ leaves: the inner loop and the outer loss of a few tasks run on them in one call
 are carried back through each task's trunk. Nothing depends on the number of workers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchemo.core.task_axis import join, take
+from torchemo.core.tree import carried_back, leaf
 from torchemo.core.types import Batch, Episode, Params, Start
 from torchemo.core.workers import run_tasks
 from torchemo.learners.learner import HeadAlone, Learner, Stepwise, steps_of
@@ -19,8 +19,6 @@ from torchemo.training.solve import Held, Solved, merge, solve
 
 CHUNK = 8
 """Tasks whose trunks are kept at once: bounds the memory."""
-
-T = TypeVar("T")
 
 
 def head_learner(learner: Learner, held: Held | None) -> Learner | None:
@@ -97,8 +95,8 @@ def answer_heads(
 
     def one(chunk: slice) -> list[Tensor]:
         begin, part, own = take((start, episode, held), chunk)
-        trunks = _each(chunk, lambda b: _features(learner, begin, part, b), workers)
-        f, q = join(trunks)
+        tasks = range(chunk.stop - chunk.start)
+        f, q = join(run_tasks(lambda b: _features(learner, begin, part, b), tasks, workers=workers))
         bound = None if own is None else own.bind()
         fitted = headed.fit(
             begin, Batch(f, part.support.y), memory=bound, steps=steps[-1], graph=False
@@ -118,7 +116,7 @@ class _Trunk:
     ) -> None:
         own, one = take((start.theta, episode), slice(b, b + 1))
         model, head = learner.model, set(learner.model.head)
-        self.leaves = {n: t.detach().requires_grad_() for n, t in own.items() if n not in head}
+        self.leaves = {n: leaf(t) for n, t in own.items() if n not in head}
         with torch.set_grad_enabled(second):
             support = model.at(0).features({**own, **self.leaves}, one.support.x)
         query = model.at(steps_of(learner)).features({**own, **self.leaves}, one.query.x)
@@ -130,16 +128,8 @@ class _Trunk:
         ends = [(query, dq[b : b + 1])]
         if df is not None:
             ends.append((support, df[b : b + 1]))
-        found = torch.autograd.grad(
-            [end for end, _ in ends],
-            list(self.leaves.values()),
-            [row for _, row in ends],
-            allow_unused=True,
-        )
-        return {
-            name: torch.zeros_like(leaf) if row is None else row
-            for (name, leaf), row in zip(self.leaves.items(), found, strict=True)
-        }
+        found = carried_back(ends, list(self.leaves.values()))
+        return dict(zip(self.leaves, found, strict=True))
 
 
 def _features(learner: Learner, start: Start, episode: Episode, b: int) -> tuple[Tensor, Tensor]:
@@ -147,10 +137,6 @@ def _features(learner: Learner, start: Start, episode: Episode, b: int) -> tuple
     support = learner.model.at(0, stored=True).features(own, one.support.x)
     last = learner.model.at(steps_of(learner), stored=True)
     return support, last.features(own, one.query.x)
-
-
-def _each(chunk: slice, work: Callable[[int], T], workers: int) -> list[T]:
-    return run_tasks(work, range(chunk.stop - chunk.start), workers=workers)
 
 
 def _chunks(episode: Episode) -> Sequence[slice]:

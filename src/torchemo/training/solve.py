@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.task_axis import join
-from torchemo.core.tree import detach
+from torchemo.core.tree import detach, leaf
 from torchemo.core.types import Episode, Params, Recall, Start
 from torchemo.learners.learner import Fitted, Learner, Stepwise, outer_rows
 from torchemo.memory.interface import BoundMemory, TaskMemory
@@ -114,14 +114,14 @@ def _fresh(
     learner: Learner, start: Start, held: Held | None, inputs: Sequence[Tensor]
 ) -> tuple[_Leaves, BoundMemory | None]:
     fixed = frozenset(learner.model.buffers)
-    theta = {n: t.detach() if n in fixed else _leaf(t) for n, t in start.theta.items()}
-    rates = None if start.rates is None else {n: _leaf(r) for n, r in start.rates.items()}
+    theta = {n: t.detach() if n in fixed else leaf(t) for n, t in start.theta.items()}
+    rates = None if start.rates is None else {n: leaf(r) for n, r in start.rates.items()}
     bound, weights = None if held is None else held.bind(), None
     inner: list[Tensor] = []
     if held is not None and bound is not None:
         inner = list(held.memory.inner_parameters().values())
         if held.recall.weights.requires_grad:
-            weights = _leaf(held.recall.weights)
+            weights = leaf(held.recall.weights)
             bound = bound._replace(recall=held.recall._replace(weights=weights))
     return _Leaves(theta, fixed, rates, weights, inputs, inner), bound
 
@@ -154,7 +154,3 @@ def _solved(leaves: _Leaves, losses: Tensor, rows: list[Tensor], fitted: Fitted)
         statistics={step: detach(statistics) for step, statistics in seen.items()},
         inputs=rows[w:end],
     )
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()

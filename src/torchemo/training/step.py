@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchemo.core.checks import check_episode
 from torchemo.core.task_axis import take
-from torchemo.core.tree import detach, expand, leaves, select, tree_map
+from torchemo.core.tree import carried_back, detach, expand, leaf, leaves, select, tree_map
 from torchemo.core.types import Episode, Params, Recall, Start
 from torchemo.core.workers import run_tasks
 from torchemo.learners.learner import STATE, Learner, network_names, start_of
@@ -139,7 +139,7 @@ def _open(learner: Learner, params: Params, episode: Episode, memory: TaskMemory
     theta, extras, state = _split(params)
     check_episode(episode, n_way=head_outputs(learner, theta))
     base = leaves(expand(detach(theta), episode.support.x.shape[0]))
-    own = tree_map(_leaf, extras)
+    own = tree_map(leaf, extras)
     start = start_of(learner, {**detach(theta), **own, **state}, episode.support, base=base)
     held = None if memory is None else recalled(memory, theta, episode, start)
     return _Opened(base, own, start, held, {} if held is None else held.memory.offset(held.recall))
@@ -192,12 +192,7 @@ def _through_start(learner: Learner, opened: _Opened, solved: Solved) -> Params:
         ends.append((start.auxiliary, torch.ones_like(start.auxiliary)))
     ends = [(end, row) for end, row in ends if end.requires_grad]
     inputs = [*base.values(), *own.values()]
-    found = torch.autograd.grad(
-        [end for end, _ in ends], inputs, [row for _, row in ends], allow_unused=True
-    )
-    full = [
-        torch.zeros_like(leaf) if g is None else g for leaf, g in zip(inputs, found, strict=True)
-    ]
+    full = carried_back(ends, inputs)
     rows, fixed = dict(zip(base, full[: len(base)], strict=True)), learner.model.buffers
     shared = dict(zip(own, full[len(base) :], strict=True))
     mean = {n: row.mean(0) for n, row in rows.items() if n not in fixed}
@@ -224,10 +219,6 @@ def _through_recall(held: Held, theta: Params, rows: Params, solved: Solved) -> 
     )
     gradients.update({n: g for n, g in zip(named, found, strict=False) if g is not None})
     return _Shared(gradients, None if recall.slot_keys is None else found[-1])
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
 
 
 def _split(params: Params) -> tuple[Params, Params, Params]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from torchemo.core.errors import CheckpointError
 from torchemo.core.rng import generator_for
@@ -46,31 +46,19 @@ class System:
         self, episode: Episode, *, steps: int | None = None, every_step: bool = True
     ) -> Prediction:
         """Adapt to support sets and answer queries; see `torchemo.training.predict.predict`."""
-        return predict(
-            self.learner,
-            self.params,
-            episode,
-            memory=self.memory,
-            steps=steps,
-            every_step=every_step,
-            batched=self.batched,
-            workers=self.workers,
-        )
+        how = {**self._how, "steps": steps, "every_step": every_step}
+        return predict(self.learner, self.params, episode, **how)
 
     def evaluate(
         self, episodes: Iterable[Episode], *, steps: int | None = None, every_step: bool = True
     ) -> Scores:
         """Score fixed tasks; see `torchemo.training.evaluate.evaluate`."""
-        return evaluate(
-            self.learner,
-            self.params,
-            episodes,
-            memory=self.memory,
-            steps=steps,
-            every_step=every_step,
-            batched=self.batched,
-            workers=self.workers,
-        )
+        how = {**self._how, "steps": steps, "every_step": every_step}
+        return evaluate(self.learner, self.params, episodes, **how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"memory": self.memory, "batched": self.batched, "workers": self.workers}
 
 
 def restored(

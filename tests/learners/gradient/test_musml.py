@@ -38,7 +38,7 @@ def of(params, k, v):
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_one_subspace_without_steps_is_plain_training_of_the_mean_of_its_columns(dim):
-    learner = MUSML(InnerLoop(NET, steps=0), subspaces=1, dim=dim)
+    learner = MUSML(InnerLoop(NET, steps=0), subspaces=1, subspace_dim=dim)
     params, episode = make_params(learner), make_episode()
     ours = outer_step(learner, params, episode)
     theta = {n: p.requires_grad_() for n, p in mean_columns(params).items()}
@@ -65,7 +65,10 @@ def one_step(params, support, k, alpha):
 
 def test_the_outer_loss_is_the_sum_over_subspaces_weighted_by_their_support_fit():
     learner = MUSML(
-        InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule), subspaces=3, dim=2, progress=0.5
+        InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule),
+        subspaces=3,
+        subspace_dim=2,
+        progress=0.5,
     )
     params, episode = make_params(learner), make_episode()
     found = outer_step(learner, params, episode).losses
@@ -83,7 +86,7 @@ def test_the_outer_loss_is_the_sum_over_subspaces_weighted_by_their_support_fit(
 
 
 def test_the_gradient_of_the_soft_choice_agrees_with_finite_differences():
-    learner = MUSML(vectors("maml").loop, subspaces=2, dim=2)
+    learner = MUSML(vectors("maml").loop, subspaces=2, subspace_dim=2)
     params, episode = make_params(learner), make_episode()
     gradients = outer_step(learner, params, episode).gradients
     g = torch.Generator().manual_seed(1)
@@ -100,7 +103,7 @@ def test_the_gradient_of_the_soft_choice_agrees_with_finite_differences():
 
 def test_one_column_learns_nothing_from_a_task_but_a_scale():
     loop = InnerLoop(NET, steps=2, rule=vectors("maml").loop.rule)
-    learner = MUSML(loop, subspaces=1, dim=1)
+    learner = MUSML(loop, subspaces=1, subspace_dim=1)
     params, episode = make_params(learner), make_episode()
     begun, *_, answers = predict(learner, params, episode).outputs
     assert not torch.allclose(begun, answers)
@@ -113,7 +116,9 @@ def test_one_column_learns_nothing_from_a_task_but_a_scale():
 
 
 def test_answers_come_from_the_subspace_with_the_smallest_support_loss():
-    learner = MUSML(InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule), subspaces=3, dim=2)
+    learner = MUSML(
+        InnerLoop(NET, steps=1, rule=vectors("maml").loop.rule), subspaces=3, subspace_dim=2
+    )
     params, episode = make_params(learner), make_episode(tasks=4)
     answers = predict(learner, params, episode).outputs
     chosen = set()
@@ -131,7 +136,7 @@ def test_answers_come_from_the_subspace_with_the_smallest_support_loss():
 
 
 def test_gradients_in_coordinates_are_the_networks_gradients_projected_on_the_columns():
-    learner = MUSML(vectors("maml").loop, subspaces=2, dim=2)
+    learner = MUSML(vectors("maml").loop, subspaces=2, subspace_dim=2)
     params, episode = make_params(learner), make_episode(tasks=1)
     start = learner.start(params, episode.support, base={})
     g0 = learner.fit(start, episode.support).gradients[0][COORDINATES].detach()
@@ -176,7 +181,7 @@ def answers_by_distance(params, k, v, support, query):
 
 def headless(**changes):
     rule = vectors("maml").loop.rule
-    learner = MUSML(InnerLoop(NET, steps=1, rule=rule), dim=2, n_way=3, **changes)
+    learner = MUSML(InnerLoop(NET, steps=1, rule=rule), subspace_dim=2, n_way=3, **changes)
     params = make_params(learner)
     assert not any(name.endswith(NET.head) for name in params)
     return learner, params

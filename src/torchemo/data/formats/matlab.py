@@ -1,4 +1,7 @@
-"""One array of numbers out of a MATLAB level 5 file: Flowers-102 keeps its labels in one."""
+"""One array of numbers out of a MATLAB level 5 file: Flowers-102 keeps its labels in one.
+
+Not by SciPy, whose reader crashes the interpreter on some damaged files.
+"""
 
 import struct
 import zlib

@@ -1,11 +1,9 @@
 """ANIL: Almost No Inner Loop (Raghu, Raghu, Bengio, Vinyals, ICLR 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
-from torchemo.core.types import Model, TaskShape
 from torchemo.learners.gradient.base import GradientLearner
-from torchemo.learners.gradient.loop import LoopOptions
 
 
 @final
@@ -18,8 +16,4 @@ class ANIL(GradientLearner):
     """
 
     title: ClassVar[str] = "ANIL"
-
-    @classmethod
-    def build(cls, options: LoopOptions, model: Model, tasks: TaskShape) -> "ANIL":
-        """Make the learner of the head."""
-        return cls(options.loop(model, tasks, adapts="head"))
+    fixed: ClassVar[dict[str, Any]] = {"adapts": "head"}

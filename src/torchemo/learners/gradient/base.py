@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.tree import select, tree_map
+from torchemo.core.tree import leaf, select, tree_map
 from torchemo.core.types import Batch, Model, Params, Start, TaskShape
 from torchemo.learners.gradient.inner import task_gradients
 from torchemo.learners.gradient.loop import InnerLoop, LoopOptions
 from torchemo.learners.learner import Fitted, Traits
 from torchemo.memory.interface import BoundMemory
-from torchemo.models.on_features import OnFeatures
+from torchemo.models.trunk import OnFeatures
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,15 @@ class GradientLearner:
 
     title: ClassVar[str] = ""
     Options: ClassVar[type[LoopOptions]] = LoopOptions
+    fixed: ClassVar[dict[str, Any]] = {}
+    """What a paper fixes of its inner loop: further arguments of `LoopOptions.loop`."""
 
     loop: InnerLoop
 
     @classmethod
     def build(cls, options: Any, model: Model, tasks: TaskShape) -> "GradientLearner":
-        """Make the learner from its options, for a network and such tasks."""
-        return cls(options.loop(model, tasks))
+        """Make the learner for a network and such tasks; it takes options of its own by their names."""
+        return cls(options.loop(model, tasks, **cls.fixed), **options.own())
 
     @property
     def model(self) -> Model:
@@ -42,9 +44,14 @@ class GradientLearner:
         return self.loop.steps
 
     @property
+    def order(self) -> int:
+        """Order of the meta-gradient: 2 is exact, 1 detaches inner gradients."""
+        return self.loop.order
+
+    @property
     def traits(self) -> Traits:
         """Exact unless first order."""
-        second = self.loop.order == 2
+        second = self.order == 2
         return Traits(exact_meta_gradient=second, second_order=second)
 
     def adapted(self, theta: Params) -> list[str]:
@@ -65,7 +72,18 @@ class GradientLearner:
         graph: bool = True,
     ) -> Fitted:
         """Take gradient steps on the support loss (Eq. 2; Eq. 7 with a memory of gradients)."""
-        return self.loop.run(start, support, memory=memory, steps=steps, order=None if graph else 0)
+        return self.inner(start, support, memory, steps, self.order if graph else 0)
+
+    def inner(
+        self,
+        start: Start,
+        support: Batch,
+        memory: BoundMemory | None,
+        steps: int | None,
+        order: int,
+    ) -> Fitted:
+        """Take the inner steps of `fit`; order 0 keeps no graph."""
+        return self.loop.run(start, support, memory=memory, steps=steps, order=order)
 
     def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
         """Answer with the network after inner step ``step``, by default the last."""
@@ -83,7 +101,7 @@ class GradientLearner:
     def query_gradient(self, fitted: Fitted, query: Batch) -> Params:
         """Differentiate the query loss at theta_S in theta_S itself."""
         loop = self.loop
-        end = tree_map(lambda t: t.detach().requires_grad_(), fitted.path[-1])
+        end = tree_map(leaf, fitted.path[-1])
         with torch.enable_grad():
             losses = loop.loss(loop.model.at(loop.steps)(end, query.x), query.y)
             return task_gradients(losses, select(end, loop.names(end)))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.tree import select, tree_map
+from torchemo.core.tree import detach, leaf, select, tree_map
 from torchemo.core.types import Batch, Direction, Loss, Params, Start
 from torchemo.learners.learner import Fitted
 
@@ -184,7 +184,7 @@ def adapt(
         update, state = rule.update(g if direction is None else direction(g, step), state)
         theta = descend(theta, update, lr=rule.lr, rates=rate_at(start.rates, step))
         if order == 0:
-            theta, state = _cut(theta), tuple(_cut(part) for part in state)
+            theta, state = detach(theta), tuple(detach(part) for part in state)
         path.append(theta)
         losses.append(before.detach())
         gradients.append(g)
@@ -203,11 +203,11 @@ def _gradient(
 ) -> tuple[Float[Tensor, " task"], Params]:
     """Return the tasks' support losses and gradients at an inner step."""
     if order == 0:
-        theta = tree_map(lambda p: p.detach().requires_grad_(), theta)
+        theta = tree_map(leaf, theta)
     with torch.enable_grad():
         losses = loss(forward(theta, batch.x, step), batch.y)
         g = task_gradients(losses, select(theta, names), create_graph=order == 2)
-    return losses, g if order == 2 else tree_map(torch.Tensor.detach, g)
+    return losses, g if order == 2 else detach(g)
 
 
 def _stacked(losses: list[Tensor], theta: Params) -> Float[Tensor, "task step"]:
@@ -225,16 +225,9 @@ def _differentiable(theta: Params, names: Sequence[str]) -> Params:
     (Proto-MAML's head is a function of the body): inner gradients are partial derivatives.
     """
     fresh = {
-        n: theta[n].view_as(theta[n])
-        if theta[n].requires_grad
-        else theta[n].detach().requires_grad_()
-        for n in names
+        n: theta[n].view_as(theta[n]) if theta[n].requires_grad else leaf(theta[n]) for n in names
     }
     return {**theta, **fresh}
-
-
-def _cut(params: Params) -> Params:
-    return tree_map(torch.Tensor.detach, params)
 
 
 def _check_adapt(theta: Params, names: Sequence[str], steps: int, order: int) -> None:

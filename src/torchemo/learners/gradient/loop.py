@@ -1,8 +1,9 @@
 """The inner loop as a learner configures it: network, loss, rule, steps, adapted tensors."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, final
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -185,6 +186,10 @@ class LoopOptions:
     """Reduction of the inner loss over the support set; n_way: n_way times the mean, as in the first
     published code (A11). A memory stores gradients of the same loss."""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.inner_lr < math.inf:
+            raise ConfigError(f"learner.inner_lr should be above 0, got {self.inner_lr}.")
+
     def loop(
         self,
         model: Model,
@@ -215,6 +220,11 @@ class LoopOptions:
             adapt_bn=self.adapt_bn,
             loss_scale=scales[self.inner_loss],
         )
+
+    def own(self) -> dict[str, Any]:
+        """Return the options that a learner has beyond these, by name."""
+        shared = {option.name for option in fields(LoopOptions)}
+        return {o.name: getattr(self, o.name) for o in fields(self) if o.name not in shared}
 
 
 def _minibatch(support: Batch, step: int, size: int) -> Batch:

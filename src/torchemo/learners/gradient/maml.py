@@ -1,11 +1,9 @@
 """MAML: Model-Agnostic Meta-Learning (Finn, Abbeel, Levine, ICML 2017), second and first order."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
-from torchemo.core.types import Model, TaskShape
 from torchemo.learners.gradient.base import GradientLearner
-from torchemo.learners.gradient.loop import LoopOptions
 
 
 @final
@@ -26,8 +24,4 @@ class FOMAML(GradientLearner):
     """First-order MAML: inner gradients are detached, so the outer gradient is ``grad L_Q(theta_S)``."""
 
     title: ClassVar[str] = "FOMAML"
-
-    @classmethod
-    def build(cls, options: LoopOptions, model: Model, tasks: TaskShape) -> "FOMAML":
-        """Make the learner with inner gradients detached."""
-        return cls(options.loop(model, tasks, order=1))
+    fixed: ClassVar[dict[str, Any]] = {"order": 1}

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.core.types import Batch, Params, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.gradient.meta_sgd import RATE
-from torchemo.learners.learner import Fitted, Traits
-from torchemo.memory.interface import BoundMemory
+from torchemo.learners.learner import Fitted
 
 
 def step_weights(steps: int, epoch: int, *, epochs: int = 15) -> list[float]:
@@ -74,24 +73,9 @@ class MAMLPlusPlus(GradientLearner):
     epoch: int = 0
     iterations_per_epoch: int = 500
 
-    @classmethod
-    def build(cls, options: MAMLPlusPlusOptions, model: Model, tasks: TaskShape) -> "MAMLPlusPlus":
-        """Make the learner from its options."""
-        return cls(
-            options.loop(model, tasks),
-            multi_step_loss=options.multi_step_loss,
-            learned_rates=options.learned_rates,
-            first_order_epochs=options.first_order_epochs,
-        )
-
     @property
-    def traits(self) -> Traits:
-        """Exact once the order is no longer annealed."""
-        second = self._order == 2
-        return Traits(exact_meta_gradient=second, second_order=second)
-
-    @property
-    def _order(self) -> int:
+    def order(self) -> int:
+        """First while the order is annealed."""
         return 1 if self.epoch < self.first_order_epochs else self.loop.order
 
     def init(self, generator: torch.Generator) -> Params:
@@ -114,19 +98,6 @@ class MAMLPlusPlus(GradientLearner):
                 tasks, -1, *(1,) * (base[name].dim() - 1)
             )
         return Start(base, rates)
-
-    def fit(
-        self,
-        start: Start,
-        support: Batch,
-        *,
-        memory: BoundMemory | None = None,
-        steps: int | None = None,
-        graph: bool = True,
-    ) -> Fitted:
-        """Take gradient steps, of first order while the order is annealed."""
-        order = self._order if graph else 0
-        return self.loop.run(start, support, memory=memory, steps=steps, order=order)
 
     def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
         """Return the weighted query losses after every step, or the last one alone."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, final
 import torch
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.core.types import Batch, Params, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits
@@ -36,53 +36,43 @@ class MetaSGD(GradientLearner):
 
     The outer gradient in alpha after one step is ``-g o grad L_Q(theta')``. Rates may become negative.
 
+    Choice: inner rates do not move in Meta-SGD's inner loop, so the gradients the paper stores for them are
+    taken as h = dL_S(theta_1)/dalpha = -g_0 o grad L_S(theta_1), and a task with recalled rate gradients H
+    uses ``alpha - eta_alpha Aggr(h, H)``, where eta_alpha is ``rate_memory``.
+
     Args:
         loop: The inner loop; the rule's own rate is not used.
-        shape: A rate ``per_element`` (the paper), ``per_tensor``, or one ``scalar`` for all.
-        rate_init: Rates are drawn uniformly from this interval (equal ends: a constant).
-        rate_memory: Rate eta_alpha of EMO's memory of rate gradients; 0 switches it off. Choice: inner
-            rates do not move in Meta-SGD's inner loop, so the gradients the paper stores for them are
-            taken as h = dL_S(theta_1)/dalpha = -g_0 o grad L_S(theta_1), and a task with recalled rate
-            gradients H uses ``alpha - eta_alpha Aggr(h, H)``.
+        rate_shape: A rate ``per_element`` (the paper), ``per_tensor``, or one ``scalar`` for all.
+        rate_init: See `MetaSGDOptions`; equal ends are a constant.
+        rate_memory: See `MetaSGDOptions`.
     """
 
     title: ClassVar[str] = "Meta-SGD"
     Options: ClassVar[type[LoopOptions]] = MetaSGDOptions
 
-    shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
+    rate_shape: Literal["per_element", "per_tensor", "scalar"] = "per_element"
     rate_init: tuple[float, float] = (0.005, 0.1)
     rate_memory: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rate_memory < 0:
             raise ConfigError(f"rate_memory should be 0 (off) or more, got {self.rate_memory}.")
-        if self.rate_memory and self.shape != "per_element":
+        if self.rate_memory and self.rate_shape != "per_element":
             raise ConfigError("the memory of rates needs a rate per element.")
-
-    @classmethod
-    def build(cls, options: MetaSGDOptions, model: Model, tasks: TaskShape) -> "MetaSGD":
-        """Make the learner from its options."""
-        loop = options.loop(model, tasks)
-        return cls(loop, options.rate_shape, options.rate_init, options.rate_memory)
 
     @property
     def traits(self) -> Traits:
         """Rates per element tell classes apart, so only shared rates leave labels exchangeable."""
-        second = self.loop.order == 2
-        return Traits(
-            exact_meta_gradient=second,
-            second_order=second,
-            label_equivariant=self.shape != "per_element",
-        )
+        return super().traits._replace(label_equivariant=self.rate_shape != "per_element")
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the network's parameters and the rates of its adapted tensors."""
         theta = self.loop.model.init(generator)
         names = self.loop.names(theta)
         low, high = self.rate_init
-        if self.shape == "scalar":
+        if self.rate_shape == "scalar":
             shapes: dict[str, torch.Size] = {"all": torch.Size(())}
-        elif self.shape == "per_tensor":
+        elif self.rate_shape == "per_tensor":
             shapes = {name: torch.Size(()) for name in names}
         else:
             shapes = {name: theta[name].shape for name in names}
@@ -97,28 +87,29 @@ class MetaSGD(GradientLearner):
         tasks = support.x.shape[0]
         rates = {}
         for name in self.loop.names(base):
-            rate = params[RATE + ("all" if self.shape == "scalar" else name)]
-            full = rate if self.shape == "per_element" else rate.view((1,) * (base[name].dim() - 1))
+            rate = params[RATE + ("all" if self.rate_shape == "scalar" else name)]
+            full = (
+                rate
+                if self.rate_shape == "per_element"
+                else rate.view((1,) * (base[name].dim() - 1))
+            )
             rates[name] = full.expand(tasks, 1, *full.shape)
         return Start(base, rates)
 
-    def fit(
+    def inner(
         self,
         start: Start,
         support: Batch,
-        *,
-        memory: BoundMemory | None = None,
-        steps: int | None = None,
-        graph: bool = True,
+        memory: BoundMemory | None,
+        steps: int | None,
+        order: int,
     ) -> Fitted:
         """Take steps with the learned rates; with a rate memory, move the rates first."""
-        order = self.loop.order if graph else 0
         if not self.rate_memory:
-            return self.loop.run(start, support, memory=memory, steps=steps, order=order)
+            return super().inner(start, support, memory, steps, order)
         h = self._rate_gradients(start, support, order)
         moved = self._recalled_rates(start, h, memory)
-        fitted = self.loop.run(moved, support, memory=memory, steps=steps, order=order)
-        return fitted._replace(extra_values=h)
+        return super().inner(moved, support, memory, steps, order)._replace(extra_values=h)
 
     def remembered(self, content: str) -> dict[str, torch.Size]:
         """Return what a memory holds for a task: gradients of tensors, and of their rates if kept."""

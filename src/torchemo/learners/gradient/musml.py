@@ -58,10 +58,10 @@ class MUSML(GradientLearner):
 
     Args:
         loop: The inner loop; its rate is that of the coordinates.
-        subspaces: K_s.
-        dim: m, columns of each.
-        temperature: gamma at the beginning and at the end.
-        anneal: Outer iterations from one to the other.
+        subspaces: See `MUSMLOptions`, as for the next three.
+        subspace_dim: m.
+        temperature: gamma.
+        anneal: Outer steps.
         progress: How far the annealing is, 0 to 1; `scheduled` sets it.
         n_way: Classes of a task, for a head of prototypes; None leaves the head in the columns.
     """
@@ -70,17 +70,22 @@ class MUSML(GradientLearner):
     Options: ClassVar[type[LoopOptions]] = MUSMLOptions
 
     subspaces: int = 4
-    dim: int = 2
+    subspace_dim: int = 2
     temperature: tuple[float, float] = (1.0, 0.1)
     anneal: int = 1000
     progress: float = 0.0
     n_way: int | None = None
 
     def __post_init__(self) -> None:
-        if self.subspaces < 1 or self.dim < 1 or self.anneal < 1 or min(self.temperature) <= 0:
+        if (
+            self.subspaces < 1
+            or self.subspace_dim < 1
+            or self.anneal < 1
+            or min(self.temperature) <= 0
+        ):
             raise ConfigError(
-                "MUSML: subspaces, dim and anneal should be 1 or more and temperatures above 0, got"
-                f" {self.subspaces}, {self.dim}, {self.anneal}, {self.temperature}."
+                "MUSML: subspaces, subspace_dim and anneal should be 1 or more and temperatures above 0, got"
+                f" {self.subspaces}, {self.subspace_dim}, {self.anneal}, {self.temperature}."
             )
         if self.loop.model.buffers or self.loop.adapts != "all":
             raise ConfigError(
@@ -96,14 +101,7 @@ class MUSML(GradientLearner):
     @classmethod
     def build(cls, options: MUSMLOptions, model: Model, tasks: TaskShape) -> "MUSML":
         """Make the learner from its options."""
-        return cls(
-            options.loop(model, tasks),
-            subspaces=options.subspaces,
-            dim=options.subspace_dim,
-            temperature=options.temperature,
-            anneal=options.anneal,
-            n_way=tasks.n_way,
-        )
+        return cls(options.loop(model, tasks), n_way=tasks.n_way, **options.own())
 
     @property
     def traits(self) -> Traits:
@@ -119,12 +117,12 @@ class MUSML(GradientLearner):
         """Return what a memory holds for a task: its coordinates."""
         if content == "query":
             raise ConfigError("MUSML has no query gradient in its coordinates.")
-        return {COORDINATES: torch.Size((self.subspaces, self.dim))}
+        return {COORDINATES: torch.Size((self.subspaces, self.subspace_dim))}
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw a network for every column: ``columns/{name} [K_s, m, *shape]``."""
-        drawn = [self.loop.model.init(generator) for _ in range(self.subspaces * self.dim)]
-        size = (self.subspaces, self.dim)
+        drawn = [self.loop.model.init(generator) for _ in range(self.subspaces * self.subspace_dim)]
+        size = (self.subspaces, self.subspace_dim)
         built = () if self.n_way is None else self.loop.model.head
         return {
             COLUMNS + name: torch.stack([one[name] for one in drawn]).view(*size, *p.shape)
@@ -137,21 +135,19 @@ class MUSML(GradientLearner):
         tasks = support.x.shape[0]
         columns = scoped(params, COLUMNS)
         like = next(iter(columns.values()))
-        v = like.new_full((tasks, self.subspaces, self.dim), 1 / self.dim)
+        v = like.new_full((tasks, self.subspaces, self.subspace_dim), 1 / self.subspace_dim)
         spread = {n: c.expand(tasks, *c.shape) for n, c in columns.items()}
         return Start({COORDINATES: v, **within(COLUMNS, spread)})
 
-    def fit(
+    def inner(
         self,
         start: Start,
         support: Batch,
-        *,
-        memory: BoundMemory | None = None,
-        steps: int | None = None,
-        graph: bool = True,
+        memory: BoundMemory | None,
+        steps: int | None,
+        order: int,
     ) -> Fitted:
         """Move the coordinates in every subspace; to answer, keep the best one's networks."""
-        order = self.loop.order if graph else 0
         scale = self.loop.loss_scale
         fitted = adapt(
             lambda theta, x, step: self._on_support(theta, support)[1],

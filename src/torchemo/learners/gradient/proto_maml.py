@@ -47,29 +47,24 @@ class ProtoMAML(GradientLearner):
     @property
     def traits(self) -> Traits:
         """Its start reads support labels."""
-        second = self.loop.order == 2
-        return Traits(exact_meta_gradient=second, second_order=second, reads_labels_at_start=True)
+        return super().traits._replace(reads_labels_at_start=True)
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the body's parameters."""
         theta = self.model.init(generator)
         return {name: p for name, p in theta.items() if name not in self.model.head}
 
-    def fit(
+    def inner(
         self,
         start: Start,
         support: Batch,
-        *,
-        memory: BoundMemory | None = None,
-        steps: int | None = None,
-        graph: bool = True,
+        memory: BoundMemory | None,
+        steps: int | None,
+        order: int,
     ) -> Fitted:
         """Build the head from the support set, then take gradient steps on all tensors."""
-        order = self.loop.order if graph else 0
         headed = {**start.theta, **self.head(start.theta, support, order=order)}
-        return self.loop.run(
-            start._replace(theta=headed), support, memory=memory, steps=steps, order=order
-        )
+        return super().inner(start._replace(theta=headed), support, memory, steps, order)
 
     def head(self, theta: Params, support: Batch, *, order: int = 2) -> Params:
         """Return ``W = 2 p`` and ``b = -||p||^2``; detached unless second order."""

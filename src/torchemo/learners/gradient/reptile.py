@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Batch, Model, Start, TaskShape
+from torchemo.core.types import Batch, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
-from torchemo.learners.learner import Fitted, Traits
+from torchemo.learners.learner import Fitted
 from torchemo.memory.interface import BoundMemory
 
 
@@ -42,6 +42,7 @@ class Reptile(GradientLearner):
 
     title: ClassVar[str] = "Reptile"
     Options: ClassVar[type[LoopOptions]] = ReptileOptions
+    fixed: ClassVar[dict[str, Any]] = {"betas": (0.0, 0.999)}  # Adam without momentum, as published
 
     minibatch: int | None = None
 
@@ -49,27 +50,20 @@ class Reptile(GradientLearner):
         if self.minibatch is not None and self.minibatch < 1:
             raise ConfigError(f"minibatch should be 1 or more, got {self.minibatch}.")
 
-    @classmethod
-    def build(cls, options: ReptileOptions, model: Model, tasks: TaskShape) -> "Reptile":
-        """Make the learner; Adam without momentum, as published."""
-        return cls(options.loop(model, tasks, betas=(0.0, 0.999)), options.minibatch)
-
     @property
-    def traits(self) -> Traits:
-        """Not a gradient of any loss."""
-        return Traits(exact_meta_gradient=False, second_order=False)
+    def order(self) -> int:
+        """Its outer gradient is not that of any loss, so no graph through inner steps is ever needed."""
+        return 1
 
-    def fit(
+    def inner(
         self,
         start: Start,
         support: Batch,
-        *,
-        memory: BoundMemory | None = None,
-        steps: int | None = None,
-        graph: bool = True,
+        memory: BoundMemory | None,
+        steps: int | None,
+        order: int,
     ) -> Fitted:
-        """Take steps on minibatches of the support set; no graph is ever needed through them."""
-        order = 1 if graph else 0
+        """Take steps on minibatches of the support set."""
         return self.loop.run(
             start, support, memory=memory, steps=steps, order=order, minibatch=self.minibatch
         )

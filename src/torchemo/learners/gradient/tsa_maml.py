@@ -10,7 +10,7 @@ from torch import Tensor
 from torchemo.core.errors import ConfigError
 from torchemo.core.kmeans import centres
 from torchemo.core.tree import detach, expand, flatten, select
-from torchemo.core.types import Batch, Model, Params, Start, TaskShape
+from torchemo.core.types import Batch, Params, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import STATE, Advance, Traits, network_names
@@ -52,11 +52,7 @@ class TSAMAML(GradientLearner):
     the whole run. A group without a solution of its own begins at the mean of all.
 
     Args:
-        loop: The inner loop.
-        groups: M.
-        first_stage: Outer iterations of stage 1.
-        cluster_tasks: How many solutions are clustered.
-        cluster_on: Which tensors are compared: the ``body``, or ``all`` that are adapted.
+        loop: The inner loop; all others are `TSAMAMLOptions`.
     """
 
     title: ClassVar[str] = "TSA-MAML"
@@ -81,17 +77,6 @@ class TSAMAML(GradientLearner):
                 hint="Use model.bn = transductive.",
             )
 
-    @classmethod
-    def build(cls, options: TSAMAMLOptions, model: Model, tasks: TaskShape) -> "TSAMAML":
-        """Make the learner from its options."""
-        return cls(
-            options.loop(model, tasks),
-            groups=options.groups,
-            first_stage=options.first_stage,
-            cluster_tasks=options.cluster_tasks,
-            cluster_on=options.cluster_on,
-        )
-
     def staged_until(self, tasks: int) -> int:
         """Return the outer step, of ``tasks`` tasks each, at which the groups are formed."""
         return self.first_stage + self.cluster_tasks // tasks
@@ -99,8 +84,7 @@ class TSAMAML(GradientLearner):
     @property
     def traits(self) -> Traits:
         """The choice of a group reads labels, and its head has its own order of them."""
-        second = self.loop.order == 2
-        return Traits(second, False, second, reads_labels_at_start=True)
+        return super().traits._replace(label_equivariant=False, reads_labels_at_start=True)
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the network; the groups begin as copies of it."""

@@ -33,8 +33,8 @@ SUPPORT, QUERY = 0, 1
 class Head(ABC):
     """A classifier on features that is fitted to a support set in closed form.
 
-    Every tensor has a leading task axis, except those of `init`. Subclasses are frozen dataclasses whose
-    fields are their ``Options``.
+    Every tensor has a leading task axis, except those of `init`. Subclasses are frozen dataclasses that
+    inherit their fields from their ``Options``.
     """
 
     title: ClassVar[str] = ""

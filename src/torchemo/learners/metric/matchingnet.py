@@ -12,7 +12,6 @@ from torchemo.core.types import Params
 from torchemo.learners.metric.episodic import Head, check_above_zero, one_hot
 
 
-@final
 @dataclass(frozen=True)
 class MatchingNetOptions:
     """Options of MatchingNet; the defaults are the paper's."""
@@ -26,7 +25,7 @@ class MatchingNetOptions:
 
 @final
 @dataclass(frozen=True)
-class MatchingNet(Head):
+class MatchingNet(MatchingNetOptions, Head):
     """Classify a query by attention over the support examples.
 
     ``a_i = softmax_i(s cos(z, z_i))`` and ``p(k | x) = sum_{i: y_i = k} a_i`` (Eq. 1 of the paper, with its
@@ -36,17 +35,10 @@ class MatchingNet(Head):
 
     Choice: no full-context embedding, which reads the support set in some order and gains little in the
     published tables.
-
-    Args:
-        scale: s, or where it begins.
-        learn_scale: Whether s is a meta-parameter.
     """
 
     title: ClassVar[str] = "MatchingNet"
     Options: ClassVar[type] = MatchingNetOptions
-
-    scale: float = 1.0
-    learn_scale: bool = False
 
     def __post_init__(self) -> None:
         check_above_zero(scale=self.scale)

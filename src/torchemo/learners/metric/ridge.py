@@ -16,7 +16,6 @@ from torchemo.core.types import Params
 from torchemo.learners.metric.episodic import LinearHead, check_above_zero, one_hot
 
 
-@final
 @dataclass(frozen=True)
 class RidgeOptions:
     """Options of MetaOptNet's ridge head; the defaults are the paper's, for 16 000 features."""
@@ -31,7 +30,7 @@ class RidgeOptions:
 
 @final
 @dataclass(frozen=True)
-class MetaOptNetRidge(LinearHead):
+class MetaOptNetRidge(RidgeOptions, LinearHead):
     """Classify by ridge regression from support features Z to one-hot labels Y, solved exactly.
 
     In the dual, ``alpha = (Z Z^T + lambda I)^-1 Y`` and ``W = s alpha^T Z``, which equals the primal
@@ -39,19 +38,10 @@ class MetaOptNetRidge(LinearHead):
     bias. The optimum depends neither on a start nor on a path.
 
     Choice: the authors' code has twice this alpha; s makes up for it.
-
-    Args:
-        regularization: lambda.
-        scale: Where s begins; it is learned.
-        smoothing: epsilon of the outer loss.
     """
 
     title: ClassVar[str] = "MetaOptNet-RR"
     Options: ClassVar[type] = RidgeOptions
-
-    regularization: float = 50.0
-    scale: float = 1.0
-    smoothing: float = 0.1
 
     def __post_init__(self) -> None:
         check_above_zero(regularization=self.regularization, scale=self.scale)

@@ -14,6 +14,7 @@ from torchemo.core.types import Params, Recall
 from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
     Init,
+    OwnAlone,
     base_weights,
     check_init,
     check_max_neighbors,
@@ -76,7 +77,7 @@ class _Algebra(NamedTuple):
 
 
 @final
-class CoordinateTransformer(nn.Module):
+class CoordinateTransformer(OwnAlone):
     """Transformer over the scalars [cls, g_i, V_1i, ..., V_mi] of every coordinate i (Eq. 10).
 
     As the paper describes it (A9): one post-norm layer (width 16, 2 heads, 32 hidden units), read at cls,
@@ -108,9 +109,7 @@ class CoordinateTransformer(nn.Module):
     @classmethod
     def build(cls, options: CoordinateOptions, joined: Joined) -> "CoordinateTransformer":
         """Make the aggregator from its options."""
-        return cls(
-            generator=joined.generator, init=options.init, max_neighbors=options.max_neighbors
-        )
+        return cls(generator=joined.generator, **vars(options))
 
     def __init__(
         self,
@@ -163,10 +162,6 @@ class CoordinateTransformer(nn.Module):
         if recall.m == 0 or not names:
             return base
         return tree_map(torch.add, base, self._increments(names, recall, grads=None))
-
-    def own_only(self, grads: Params) -> Params:
-        """Return the gradients themselves."""
-        return dict(grads)
 
     def _increments(self, names: list[str], recall: Recall, *, grads: Params | None) -> Params:
         """Run all coordinates of all tasks through the layer, a chunk at a time."""

@@ -15,6 +15,7 @@ from torchemo.core.types import Params, Recall
 from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
     Init,
+    OwnAlone,
     base_weights,
     check_init,
     check_max_neighbors,
@@ -81,7 +82,7 @@ class CountSketch(nn.Module):
 
 
 @final
-class GateTransformer(nn.Module):
+class GateTransformer(OwnAlone):
     """Transformer over [cls, g, V_1, ..., V_m] (Eq. 10) that says how to mix the true gradients.
 
     Choice: the paper does not say how a gradient of thousands of entries becomes a token (A9).
@@ -119,14 +120,7 @@ class GateTransformer(nn.Module):
     @classmethod
     def build(cls, options: GateOptions, joined: Joined) -> "GateTransformer":
         """Make the aggregator from its options."""
-        return cls(
-            joined.shapes,
-            generator=joined.generator,
-            head=joined.head,
-            init=options.init,
-            max_neighbors=options.max_neighbors,
-            layers=options.layers,
-        )
+        return cls(joined.shapes, generator=joined.generator, head=joined.head, **vars(options))
 
     def __init__(
         self,
@@ -199,10 +193,6 @@ class GateTransformer(nn.Module):
             name: weighted_sum(recall.values[name], weights + u_l / recall.m)
             for name, u_l in zip(names, u, strict=True)
         }
-
-    def own_only(self, grads: Params) -> Params:
-        """Return the gradients themselves."""
-        return dict(grads)
 
     def _increments(
         self, names: list[str], recall: Recall, *, grads: Params | None

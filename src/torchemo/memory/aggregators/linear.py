@@ -1,10 +1,12 @@
 """The linear aggregators: Mean, Sum (Eq. 8, 9) and Gated."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchemo.config.registry import NoOptions
@@ -12,6 +14,7 @@ from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.types import Params, Recall
 from torchemo.memory.aggregators.aggregator import Joined
 from torchemo.memory.aggregators.parts import (
+    OwnAlone,
     base_weights,
     mean_weights,
     mix,
@@ -42,8 +45,30 @@ class GatedOptions:
     """Learn the own gradient's factor too."""
 
 
+class _Linear(OwnAlone):
+    """``c_0 g + Σ_j c_j V_j`` with weights that depend on the recall weights a_j alone."""
+
+    @abstractmethod
+    def mixing(self, weights: Float[Tensor, "task m"]) -> tuple[float, Float[Tensor, "task m"]]:
+        """Return c_0 and c_j, where ``weights`` is a_j."""
+
+    def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
+        """Combine own and recalled gradients (Eq. 8, 9); ``step`` makes no difference."""
+        if recall.m == 0:
+            return self.own_only(grads)
+        own, recalled = self.mixing(recall.weights)
+        return self.own_only(grads) | {
+            name: mix(grads[name], recall.values[name], own=own, recalled=recalled)
+            for name in recalled_names(grads, recall)
+        }
+
+    def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
+        """Return ``Σ_j a_j V_j``."""
+        return {name: weighted_sum(v, recall.weights) for name, v in recall.values.items()}
+
+
 @final
-class Mean(nn.Module):
+class Mean(_Linear):
     """Mean of own and recalled gradients (Eq. 8): ``(g + Σ_j V_j) / (m + 1)``.
 
     With recall weights a_j it is ``(g + m Σ_j a_j V_j) / (m + 1)``; uniform ``a_j = 1/m`` is Eq. 8.
@@ -70,7 +95,7 @@ class Mean(nn.Module):
     @classmethod
     def build(cls, options: MeanOptions, joined: Joined) -> "Mean":
         """Make the aggregator from its options."""
-        return cls(joined.k, rescale=options.rescale, pad=options.pad)
+        return cls(joined.k, **vars(options))
 
     def __init__(
         self, k: int, *, rescale: Literal["none", "own"] = "none", pad: bool = False
@@ -91,19 +116,9 @@ class Mean(nn.Module):
         self.rescale = rescale
         self.pad = pad
 
-    def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
-        """Combine own and recalled gradients (Eq. 8); ``step`` makes no difference."""
-        if recall.m == 0:
-            return self.own_only(grads)
-        own, recalled = mean_weights(recall.weights, self._divisor(recall.m))
-        return self.own_only(grads) | {
-            name: mix(grads[name], recall.values[name], own=own, recalled=recalled)
-            for name in recalled_names(grads, recall)
-        }
-
-    def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
-        """Return ``Σ_j a_j V_j``."""
-        return {name: weighted_sum(v, recall.weights) for name, v in recall.values.items()}
+    def mixing(self, weights: Float[Tensor, "task m"]) -> tuple[float, Float[Tensor, "task m"]]:
+        """Return the weights of Eq. 8."""
+        return mean_weights(weights, self._divisor(weights.shape[1]))
 
     def own_only(self, grads: Params) -> Params:
         """Return the gradients themselves, or a k + 1-th of them if padded."""
@@ -125,7 +140,7 @@ class Mean(nn.Module):
 
 
 @final
-class Sum(nn.Module):
+class Sum(_Linear):
     """Own gradient plus the mean of the recalled ones (Eq. 9): ``g + (1/m) Σ_j V_j``.
 
     With recall weights a_j it is ``g + Σ_j a_j V_j``; uniform ``a_j = 1/m`` is Eq. 9.
@@ -142,27 +157,13 @@ class Sum(nn.Module):
         """Make the aggregator."""
         return cls()
 
-    def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
-        """Combine own and recalled gradients (Eq. 9); ``step`` makes no difference."""
-        if recall.m == 0:
-            return self.own_only(grads)
-        own, recalled = base_weights("sum", recall.weights)
-        return self.own_only(grads) | {
-            name: mix(grads[name], recall.values[name], own=own, recalled=recalled)
-            for name in recalled_names(grads, recall)
-        }
-
-    def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
-        """Return ``Σ_j a_j V_j``."""
-        return {name: weighted_sum(v, recall.weights) for name, v in recall.values.items()}
-
-    def own_only(self, grads: Params) -> Params:
-        """Return the gradients themselves."""
-        return dict(grads)
+    def mixing(self, weights: Float[Tensor, "task m"]) -> tuple[float, Float[Tensor, "task m"]]:
+        """Return the weights of Eq. 9."""
+        return base_weights("sum", weights)
 
 
 @final
-class Gated(nn.Module):
+class Gated(OwnAlone):
     """Own gradient plus a learned share of the recalled ones: ``g + b_l Σ_j a_j V_j`` per tensor l.
 
     Not in the paper: Sum with one gate b_l per tensor, trained by the outer loss. It starts at
@@ -227,10 +228,6 @@ class Gated(nn.Module):
     def recall_only(self, recall: Recall, *, step: int = 0) -> Params:
         """Return ``b_l Σ_j a_j V_j``: what `forward` adds to the own gradient."""
         return self._recalled(recall, list(recall.values), step=step)
-
-    def own_only(self, grads: Params) -> Params:
-        """Return the gradients themselves."""
-        return dict(grads)
 
     def gates(self) -> dict[str, float]:
         """Return b_l by tensor, averaged over inner steps where they have gates of their own."""

@@ -19,6 +19,14 @@ Init: TypeAlias = Literal["own", "mean", "sum"]
 """The rule a learned aggregator equals before training: plain g, Mean (Eq. 8) or Sum (Eq. 9)."""
 
 
+class OwnAlone(nn.Module):
+    """An aggregator that leaves the own gradient as it is where the memory is not used."""
+
+    def own_only(self, grads: Params) -> Params:
+        """Return the gradients themselves."""
+        return dict(grads)
+
+
 def mean_weights(
     weights: Float[Tensor, "task m"], divisor: int
 ) -> tuple[float, Float[Tensor, "task m"]]:

@@ -1,7 +1,7 @@
 """Embedders: a vector e_i for each support example, from which a task key is made (A1)."""
 
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -53,19 +53,10 @@ class OwnConv(nn.Module):
 class FrozenRandom(nn.Module):
     """Embed images with an `OwnConv` that keeps its random start: a control for learned keys."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        image_size: int,
-        *,
-        generator: Generator,
-        filters: int = 32,
-        dim: int = 64,
-    ) -> None:
+    def __init__(self, *size: int, **others: Any) -> None:
         super().__init__()
-        self.dim = dim
-        conv = OwnConv(in_channels, image_size, generator=generator, filters=filters, dim=dim)
-        self.conv = conv.requires_grad_(False)
+        self.conv = OwnConv(*size, **others).requires_grad_(False)
+        self.dim = self.conv.dim
 
     def forward(self, support: Batch, params: Params | None = None) -> Tensor:
         """Embed ``support.x [B, n, C, H, W]``."""

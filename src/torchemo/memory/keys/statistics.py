@@ -47,8 +47,33 @@ class StatisticsNetworkOptions(KeyOptions):
     """Dimension of a key."""
 
 
+class _OfStatistics(nn.Module):
+    """Statistics of each image or each pair (x, y), and their means by class."""
+
+    def __init__(self, x_dim: int, y_dim: int | None) -> None:
+        super().__init__()
+        self.sizes = (x_dim, y_dim)
+
+    def describe(self, x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n e"]:
+        """Return mean and standard deviation of each channel of each image."""
+        pixels = x.flatten(3)
+        return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=-1)
+
+    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
+        """Return the statistics of each image, or each pair (x, y)."""
+        x_dim, y_dim = self.sizes
+        if y_dim is not None:
+            check_support(support)
+            return join_pairs(support, x_dim, y_dim)
+        return self.describe(_pictures(support, x_dim))
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class."""
+        return class_means(self.embed(support, params), support.y, n_way=n_way)
+
+
 @final
-class StatisticsKey(nn.Module):
+class StatisticsKey(_OfStatistics):
     """Describe a task by plain statistics, without weights: the baseline of learned keys.
 
     Images: e_i = mean and standard deviation of each channel, K = their mean over the task.
@@ -70,20 +95,10 @@ class StatisticsKey(nn.Module):
         return cls(tasks.x[0], _targets(tasks), unit=options.unit)
 
     def __init__(self, x_dim: int, y_dim: int | None = None, *, unit: bool = False) -> None:
-        super().__init__()
-        self.sizes = (x_dim, y_dim)
+        super().__init__(x_dim, y_dim)
         self.unit = unit
         width = x_dim + (y_dim or 0)
         self.dim = 2 * width if y_dim is None else width * (width + 3) // 2
-
-    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the statistics of each image, or each pair (x, y)."""
-        x_dim, y_dim = self.sizes
-        if y_dim is not None:
-            check_support(support)
-            return join_pairs(support, x_dim, y_dim)
-        pixels = _pictures(support, x_dim).flatten(3)
-        return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=-1)
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the statistics of each support set."""
@@ -91,13 +106,9 @@ class StatisticsKey(nn.Module):
         keys = embedded.mean(1) if self.sizes[1] is None else _moments(embedded)
         return checked_keys(keys, unit=self.unit)
 
-    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
-        """Return the mean e_i of each class."""
-        return class_means(self.embed(support, params), support.y, n_way=n_way)
-
 
 @final
-class StatisticsNetwork(nn.Module):
+class StatisticsNetwork(_OfStatistics):
     """Learn which plain statistics tell tasks apart: K = W_2 relu(W_1 s + b_1) + b_2, on the unit sphere.
 
     Images: e_i = colours, contrast, roughness, correlation of channels and a coarse layout of the image,
@@ -138,8 +149,7 @@ class StatisticsNetwork(nn.Module):
         dim: int = 64,
         hidden: int = 64,
     ) -> None:
-        super().__init__()
-        self.sizes = (x_dim, y_dim)
+        super().__init__(x_dim, y_dim)
         self.dim = dim
         with torch.device("meta"):
             parts = nn.Sequential(
@@ -155,13 +165,9 @@ class StatisticsNetwork(nn.Module):
         width = x_dim + y_dim
         return width * (width + 3) // 2 + 2 * x_dim * y_dim
 
-    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the statistics of each image, or each pair (x, y)."""
-        x_dim, y_dim = self.sizes
-        if y_dim is not None:
-            check_support(support)
-            return join_pairs(support, x_dim, y_dim)
-        return describe_pictures(_pictures(support, x_dim))
+    def describe(self, x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n e"]:
+        """Describe each image in more detail, see `describe_pictures`."""
+        return describe_pictures(x)
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the keys of the support sets."""
@@ -178,10 +184,6 @@ class StatisticsNetwork(nn.Module):
         """Return the keys of support sets with these statistics."""
         weights = next(self.layers.parameters())
         return checked_keys(self.layers(summary.to(weights.dtype)), unit=True)
-
-    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
-        """Return the mean e_i of each class."""
-        return class_means(self.embed(support, params), support.y, n_way=n_way)
 
     def _curves(self, pairs: Float[Tensor, "task n e"]) -> Tensor:
         """Add to the moments how each target goes with the square and the cube of each input."""

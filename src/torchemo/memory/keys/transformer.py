@@ -52,8 +52,27 @@ class TransformerKeyOptions(MeanKeyOptions):
     """Add a label embedding to every example (A2)."""
 
 
+class _OfExamples(nn.Module):
+    """A key made of embedded examples."""
+
+    def __init__(self, embedder: Embedder, *, unit: bool = True) -> None:
+        super().__init__()
+        self.dim = embedder.dim
+        self.unit = unit
+        self.embedder = embedder
+
+    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
+        """Return the embeddings e_i, without labels."""
+        check_support(support)
+        return self.embedder(support, params)
+
+    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
+        """Return the mean e_i of each class."""
+        return class_means(self.embed(support, params), support.y, n_way=n_way)
+
+
 @final
-class TransformerKey(nn.Module):
+class TransformerKey(_OfExamples):
     """Compute the task key of Eq. 4: K = Transformer([cls, e_1, ..., e_NK])[0].
 
     A pre-norm encoder without positions and without dropout, then a LayerNorm on the cls output.
@@ -65,13 +84,8 @@ class TransformerKey(nn.Module):
     Args:
         embedder: Gives e_i, of size ``dim``.
         generator: Source of the weights.
-        dim: Size of tokens and of the key.
-        layers: Encoder layers.
-        heads: Attention heads.
-        ff: Width of the feed-forward part.
-        use_labels: Let the key see the labels.
         n_way: Number of labels; needed with ``use_labels``.
-        unit: Put keys on the unit sphere.
+        others: See `TransformerKeyOptions`.
 
     Example:
         >>> from torchemo.core.rng import generator_for
@@ -124,7 +138,7 @@ class TransformerKey(nn.Module):
         n_way: int | None = None,
         unit: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(embedder, unit=unit)
         if embedder.dim != dim or dim % heads:
             raise ConfigError(
                 f"key transformer: dim {dim} with {heads} heads, embedder of dim {embedder.dim}.",
@@ -132,9 +146,6 @@ class TransformerKey(nn.Module):
             )
         if use_labels and n_way is None:
             raise ConfigError("key transformer: use_labels needs n_way, got None.")
-        self.dim = dim
-        self.unit = unit
-        self.embedder = embedder
         self.cls = _token(dim, generator=generator)
         layer = nn.TransformerEncoderLayer(
             dim, heads, ff, 0.0, F.gelu, batch_first=True, norm_first=True, device="meta"
@@ -151,11 +162,6 @@ class TransformerKey(nn.Module):
         self.transformer.train()
         return self
 
-    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the embeddings e_i, without labels."""
-        check_support(support)
-        return self.embedder(support, params)
-
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the keys K of Eq. 4."""
         tokens = self.embed(support, params)
@@ -166,13 +172,9 @@ class TransformerKey(nn.Module):
         out = self.transformer(torch.cat([cls, tokens], dim=1))
         return checked_keys(self.norm(out[:, 0]), unit=self.unit)
 
-    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
-        """Return the mean e_i of each class."""
-        return class_means(self.embed(support, params), support.y, n_way=n_way)
-
 
 @final
-class MeanKey(nn.Module):
+class MeanKey(_OfExamples):
     """Use the mean of the e_i as the key, on the unit sphere if ``unit``: Eq. 4 without a Transformer."""
 
     Options: ClassVar[type[KeyOptions]] = MeanKeyOptions
@@ -187,24 +189,9 @@ class MeanKey(nn.Module):
         )
         return cls(embedder, unit=options.unit)
 
-    def __init__(self, embedder: Embedder, *, unit: bool = True) -> None:
-        super().__init__()
-        self.dim = embedder.dim
-        self.unit = unit
-        self.embedder = embedder
-
-    def embed(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task n e"]:
-        """Return the embeddings e_i."""
-        check_support(support)
-        return self.embedder(support, params)
-
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the mean embedding of each task."""
         return checked_keys(self.embed(support, params).mean(1), unit=self.unit)
-
-    def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
-        """Return the mean e_i of each class."""
-        return class_means(self.embed(support, params), support.y, n_way=n_way)
 
 
 def _token(*shape: int, generator: Generator) -> nn.Parameter:

@@ -100,18 +100,9 @@ def view_memory(memory: TaskMemory, probe: Probe, domains: Sequence[str]) -> Mem
         key_map=_key_map(memory.store.keys[: seen.filled][order], probe.keys),
         task_domains=[_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
-        skipped=int((probe.weights == 0).all(1).sum()) if _may_skip(memory) else 0,
-        failed=_failed(memory),
+        skipped=int((probe.weights == 0).all(1).sum()) if memory.may_skip else 0,
+        failed=tuple(memory.failed_slots or ()),
     )
-
-
-def _may_skip(memory: TaskMemory) -> bool:
-    return memory.skip_unfamiliar is not None or memory.skip_unhelpful is not None
-
-
-def _failed(memory: TaskMemory) -> tuple[int, ...]:
-    rule = memory.skip_unhelpful
-    return () if rule is None else tuple(rule.failed.nonzero().flatten().tolist())
 
 
 def _key_map(slots: Float[Tensor, "slot dim"], tasks: Float[Tensor, "task dim"]) -> KeyMap:

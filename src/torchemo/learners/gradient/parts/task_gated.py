@@ -99,8 +99,8 @@ class TaskGated(GradientLearner):
     @property
     def traits(self) -> Traits:
         """Labels enter the description, as numbers and as an order."""
-        second, labels = self.loop.order == 2, self.reader.reads_labels
-        return Traits(second, not labels, second, labels)
+        labels = self.reader.reads_labels
+        return super().traits._replace(label_equivariant=not labels, reads_labels_at_start=labels)
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the network's parameters, the reader's and the gates."""

@@ -1,0 +1,148 @@
+"""What networks of images share: sizes, normalisation, a linear head, and how options make them."""
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast
+
+from jaxtyping import Float
+from torch import Tensor
+
+from torchemo.core.errors import ConfigError
+from torchemo.core.types import Model, Params, TaskShape
+from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
+from torchemo.models.layers import from_trunk, task_linear
+from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
+
+
+@dataclass(frozen=True)
+class ImageNetwork:
+    """Four blocks that halve the maps, then a linear head: ``x [B, n, C, H, W] -> [B, n, n_way]``.
+
+    Attributes:
+        n_way: Number of outputs.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images.
+        head_pool: ``flatten`` the last maps or take their ``mean``.
+        bn: Normalisation, see `TaskNorm`.
+        affine: ``both`` scale and shift, or ``shift`` alone (the original MAML code).
+        eps: Added to variances.
+        groups: Channel groups of ``bn = "group"``.
+        bn_steps: Stored inner steps of ``bn = "per_step_running"``.
+        usage: Set by `at`.
+    """
+
+    conv_bias: ClassVar[bool] = False
+    """Whether its convolutions have biases."""
+
+    n_way: int
+    _: KW_ONLY
+    in_channels: int = 3
+    image_size: int = 84
+    head_pool: Literal["flatten", "mean"] = "flatten"
+    bn: Bn = "transductive"
+    affine: Affine = "both"
+    eps: float = 1e-3
+    groups: int = 8
+    bn_steps: int = 5
+    usage: Usage = field(default=Usage(), repr=False, compare=False)
+
+    @classmethod
+    def build(cls, options: Any, tasks: TaskShape) -> "ImageNetwork":
+        """Make the network from its options, for such tasks."""
+        if len(tasks.x) != 3:
+            raise ConfigError(
+                f"model.name '{cls.__name__.lower()}' needs images, these tasks have inputs {tasks.x}.",
+                hint="Use model.name = mlp for regression.",
+            )
+        return cls(tasks.n_out, in_channels=tasks.x[0], image_size=tasks.x[1], **vars(options))
+
+    def __post_init__(self) -> None:
+        check_positive(n_way=self.n_way, in_channels=self.in_channels, image_size=self.image_size)
+        check_choice("head_pool", self.head_pool, ("flatten", "mean"))
+        for width in self.widths:
+            self.task_norm.check_channels(width)
+        if self.maps[-1] == 0:
+            raise ConfigError(
+                f"option 'image_size' should be at least 16 for four poolings, got {self.image_size}.",
+                hint="Use larger images, or conv4 with downsample = 'stride'.",
+            )
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the blocks."""
+
+    @property
+    @abstractmethod
+    def maps(self) -> tuple[int, ...]:
+        """Side of the input and of the four blocks' outputs: 84, 42, 21, 10, 5."""
+
+    @abstractmethod
+    def layers(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """List every convolution with its normalisation layer and kernel shape."""
+
+    @abstractmethod
+    def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
+        """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
+
+    @property
+    def task_norm(self) -> TaskNorm:
+        """The normalisation layers."""
+        return TaskNorm(
+            bn=self.bn,
+            affine=self.affine,
+            eps=self.eps,
+            groups=self.groups,
+            steps=self.bn_steps,
+            usage=self.usage,
+        )
+
+    @property
+    def n_features(self) -> int:
+        """How many numbers the head sees for each example."""
+        return self.widths[-1] * (1 if self.head_pool == "mean" else self.maps[-1] ** 2)
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Names of the head's tensors."""
+        return ("head.weight", "head.bias")
+
+    @property
+    def norm(self) -> tuple[str, ...]:
+        """Names of the normalisation layers' scales and shifts."""
+        return tuple(n for _, layer, _ in self.layers() for n in self.task_norm.names(layer))
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the running statistics; `init` returns them beside the parameters."""
+        return tuple(n for _, layer, _ in self.layers() for n in self.task_norm.buffers(layer))
+
+    def __call__(self, params: Params, x: Tensor) -> Float[Tensor, "task n out"]:
+        """Map images ``[B, n, C, H, W]`` to logits ``[B, n, n_way]``."""
+        return self.classify(params, self.features(params, x))
+
+    def classify(self, params: Params, features: Tensor) -> Float[Tensor, "task n out"]:
+        """Apply the head to ``features [B, n, f]``."""
+        what = f"{type(self).__name__} head"
+        check_examples(features, (self.n_features,), what=what)
+        shapes = {"head.weight": (self.n_way, self.n_features), "head.bias": (self.n_way,)}
+        check_params(params, shapes, tasks=features.shape[0], what=what)
+        return task_linear(params, features, layer="head")
+
+    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> Model:
+        """Return this network as used at inner step ``step``; see `Usage`."""
+        return cast(Model, replace(self, usage=Usage(step=step, stored=stored, sink=sink)))
+
+    def _check(self, params: Params, x: Tensor) -> None:
+        """Refuse images and parameters that are not those of this network."""
+        what, size, norm = type(self).__name__, self.image_size, self.task_norm
+        shapes: dict[str, tuple[int, ...]] = {}
+        for conv, layer, shape in self.layers():
+            bias = {f"{conv}.bias": shape[:1]} if self.conv_bias else {}
+            shapes |= {f"{conv}.weight": shape} | bias | norm.shapes(layer, shape[0])
+        check_examples(x, (self.in_channels, size, size), what=what)
+        check_params(params, shapes, tasks=x.shape[0], what=what)
+
+    def _pooled(self, maps: Tensor, tasks: int) -> Tensor:
+        """Turn the last maps into what the head sees."""
+        return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
