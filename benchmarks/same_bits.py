@@ -4,7 +4,7 @@
 
 BEFORE is a commit; the other side is the working tree. BEFORE trains every preset and one cell of each study
 for a few steps. The working tree trains from the configurations that BEFORE wrote, so that reading
-configurations of earlier versions is compared as well. Needs no data; takes about ten minutes.
+configurations of earlier versions is compared as well. Needs no data; takes about three minutes.
 """
 
 import argparse
@@ -55,7 +55,7 @@ for name in names():
                 continue
             run(name + ("-regression" if regression else ""), config)
 for entry in ENTRIES.values():
-    for tasks in ("images", "regression"):
+    for tasks in ("pictures", "regression"):
         if f"smoke/{tasks}" in entry.scales and entry.measure == "score":
             study = plan(entry, scale_of("smoke", tasks))
             run(f"{entry.name}-{tasks}", study.config(study.available[-1], {}))
