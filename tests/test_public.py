@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import torchemo
 
@@ -36,3 +37,10 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, torchemo, torchemo.config.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_people_print_fits_a_few_lines():
+    emo = torchemo.for_module(torch.nn.Linear(2, 1), k=5, capacity=10, key_dim=3)
+    assert "0 of 10 slots filled" in repr(emo)
+    assert "k=5" in repr(emo)
+    assert repr(emo.recall(torch.zeros(2, 3))) == "Recall(0 slots for each of 2 tasks, used by 2)"

@@ -101,6 +101,15 @@ def test_a_folder_is_answered_as_the_same_tensors_are(folders, config):
     assert found.inner_steps == 2
 
 
+def test_answers_are_printed_short_and_shown_as_a_table(folders):
+    support, query = folders
+    answers = answer_folder(trained(), support, query=query)
+    assert repr(answers).startswith("Answers(MAML: ")
+    shown = answers._repr_html_()
+    assert shown.count("<tr>") == 1 + len(answers.predictions)
+    assert answers.predictions[0].predicted in shown
+
+
 def test_predictions_name_the_two_most_probable_classes(folders):
     support, query = folders
     save(noise(GREEN, 1), support / "green" / "0.png")

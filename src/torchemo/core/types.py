@@ -91,6 +91,10 @@ class Recall(NamedTuple):
         """How many slots were recalled for each task."""
         return self.slots.shape[1]
 
+    def __repr__(self) -> str:
+        used = int(self.active.sum())
+        return f"Recall({self.m} slots for each of {len(self.keys)} tasks, used by {used})"
+
     def shared_fields(self) -> tuple[str, ...]:
         """Name the fields without a task axis (`torchemo.core.task_axis`)."""
         return ("slot_keys",)

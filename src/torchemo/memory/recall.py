@@ -60,6 +60,10 @@ class Retrieval(nn.Module):
             if null_distance is not None:
                 self.null_logit_distance = nn.Parameter(torch.tensor(float(null_distance)))
 
+    def extra_repr(self) -> str:
+        """Say what is recalled, where a memory is printed."""
+        return f"k={'all' if self.k is None else self.k}, weights={self.weights}"
+
     def forward(
         self,
         memory: EpisodicMemory,

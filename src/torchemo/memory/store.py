@@ -76,6 +76,10 @@ class EpisodicMemory(nn.Module):
     def __len__(self) -> int:
         return int(self.ledger.filled)
 
+    def extra_repr(self) -> str:
+        """Say how full it is, where a memory is printed."""
+        return f"{len(self)} of {self.capacity} slots filled, keys of dimension {self.key_dim}"
+
     @property
     def key_dim(self) -> int:
         """Dimension of a key."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -95,6 +96,18 @@ class Answers:
     recalled: tuple[RecalledSlot, ...]
     familiar: bool | None
     helpful: bool | None = None
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes)
+        return f"Answers({self.method}: {len(self.predictions)} images among {names})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(p.file)}</td><td>{escape(p.predicted)}</td><td>{p.probability:.3f}</td></tr>"
+            for p in self.predictions
+        )
+        head = "<tr><th>file</th><th>predicted</th><th>probability</th></tr>"
+        return f"<table>{head}{rows}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
