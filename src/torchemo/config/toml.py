@@ -60,17 +60,7 @@ def dumps(config: Any) -> str:
 
 
 def loads(text: str, kind: type[T], *, where: str, base: T | None = None) -> T:
-    """Read a config from TOML; keys that are not given keep their defaults.
-
-    Args:
-        text: The TOML.
-        kind: The dataclass to make.
-        where: Name of the file, for messages.
-        base: What keys that are not given keep instead of the defaults.
-
-    Raises:
-        ConfigError: The text is not TOML, a key is unknown, or a value has the wrong type.
-    """
+    """Read a config from TOML; keys that are not given keep their defaults."""
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

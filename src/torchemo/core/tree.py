@@ -70,14 +70,7 @@ def _rows(tensor: Tensor) -> Tensor:
 def check_same_structure(
     expected: Mapping[str, torch.Size], got: Params, *, what: str, leading: int = 1
 ) -> None:
-    """Raise `ShapeError` naming the first tensor whose name or shape differs.
-
-    Args:
-        expected: Shapes by name, without the ``leading`` axes.
-        got: Tensors with ``leading`` extra axes in front.
-        what: What the tensors are, for the message.
-        leading: How many leading axes to ignore.
-    """
+    """Raise `ShapeError` naming the first tensor whose name or shape differs."""
     missing = [name for name in expected if name not in got]
     extra = [name for name in got if name not in expected]
     if missing or extra:

@@ -90,16 +90,7 @@ def check(
     image_size: int | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Decode every image of an image set and report what is wrong with it.
-
-    Args:
-        path: Any form that `torchemo.data.load.load` reads.
-        spec: The tasks that are to be drawn from it.
-        splits: As in `load`.
-        domain: As in `load`.
-        image_size: Size at which duplicates are compared.
-        progress: Called with (images done, images in all).
-    """
+    """Decode every image of an image set and report what is wrong with it."""
     listing = find(path, splits=splits, domain=domain)
     size = image_size or listing.image_size or CHECK_SIZE
     survey = _survey(listing, PictureForm(size, size), progress)

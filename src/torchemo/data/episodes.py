@@ -97,9 +97,6 @@ def sample_episodes(
 
     Returns:
         Images ``x [B, n, C, H, W]`` in [0, 1], labels ``y [B, n]``, domain and number of tasks.
-
-    Raises:
-        DataError: The split has too few classes or a class too few images.
     """
     ids = sample_ids(index, spec, seed=seed, split=split, start=start, count=count, domain=domain)
     return gather(index, ids)

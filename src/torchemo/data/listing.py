@@ -179,12 +179,6 @@ def arrange(
 
     Understood are ``class/image``, ``split/class/image`` and ``domain/split/class/image``, inside
     any number of folders that hold nothing else. Names of folders are compared in Unicode form C.
-
-    Args:
-        pictures: Folders above each image, and the image.
-        empty: Folders without images, which may be empty classes.
-        domain: Name of the domain where the folders do not say it.
-        where: Name of the whole, for messages.
     """
     held: dict[tuple[str, ...], list[Picture]] = {}
     for folders, picture in pictures:

@@ -94,10 +94,6 @@ def splits_for(
         file: Where splits are listed; by default the ``splits.json`` inside or beside each set.
         scheme: Which splits to take where several are listed. One name may serve several sets: those
             that do not list it need no choice, or are refused when they are read.
-
-    Raises:
-        ConfigError: There is no such file.
-        DataError: No set lists splits of that name; says which there are.
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: there is no such file of splits.", hint="Check --splits.")

@@ -81,10 +81,6 @@ def pack(
         resample: As there.
         skip_bad: Leave out images that cannot be read, and name them in the report.
         progress: Called with (images done, images in all).
-
-    Raises:
-        DataError: An image is bad, or ``out`` exists.
-        ResourceError: The disk is full.
     """
     out = Path(out)
     form = form_for(listing, image_size=image_size, channels=channels, resample=resample)
@@ -108,15 +104,7 @@ def is_packed(path: Path) -> bool:
 
 
 def open_packed(path: Path | str, *, verify: bool = True) -> ClassIndex:
-    """Open a packed set as a memory map.
-
-    Args:
-        path: The folder.
-        verify: Compare the checksum of the images, which reads all of them once.
-
-    Raises:
-        DataError: The set is damaged, incomplete or of a newer format; names the file.
-    """
+    """Open a packed set as a memory map."""
     path = Path(path)
     index = _read_index(path)
     _check_file(path / _IMAGES, index.size, index.sha256 if verify else None)

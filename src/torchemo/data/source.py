@@ -117,15 +117,7 @@ class RegressionTasks:
 
 
 def open_source(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> TaskSource:
-    """Open what ``config.source`` names and check that the tasks fit.
-
-    Args:
-        config: Which tasks.
-        needed: Splits that tasks will be drawn from; training needs all three.
-
-    Raises:
-        DataError: Something cannot be read, or a class is too small; names it.
-    """
+    """Open what ``config.source`` names and check that the tasks fit."""
     if any(name.startswith(REGRESSION) for name in config.source):
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)

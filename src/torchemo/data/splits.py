@@ -73,12 +73,7 @@ def proportional(
 
 
 def read_split_file(file: SplitFile, *, data_name: str) -> Classes:
-    """Read one scheme of a split file.
-
-    Args:
-        file: The file, and the scheme to take where it holds several.
-        data_name: Name of the data file or folder, to find its entry.
-    """
+    """Read one scheme of a split file."""
     schemes = schemes_for(file.path, data_name=data_name)
     if file.scheme is not None and file.scheme in schemes:
         return schemes[file.scheme]
@@ -113,9 +108,6 @@ def assign(
 
     Classes that a list does not name are left out. Without ``splits`` the data's own count; data
     without any are cut by default `Proportions`.
-
-    Raises:
-        DataError: A class would have two splits, or a listed class is not there.
     """
     if splits is None and any(c.split is not None for c in classes):
         return _in_order([c for c in classes if c.split is not None])

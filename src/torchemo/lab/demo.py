@@ -99,14 +99,7 @@ def run_demo(
     on_event: Callable[[str, str, int, Mapping[str, Any]], None],
     workers: int = 1,
 ) -> DemoResult:
-    """Train all runs, score them on the same unseen classes, and compare them in pairs.
-
-    Args:
-        root: Folder for the runs.
-        config: Options.
-        on_event: Called with the name of the run and everything it logs.
-        workers: Threads that share the tasks of a step.
-    """
+    """Train all runs, score them on the same unseen classes, and compare them in pairs."""
     scores = {}
     for name, title in RUNS.items():
         folder = root / name

@@ -81,11 +81,7 @@ class GradientErrors(NamedTuple):
 
 
 def diagnose(folder: Path) -> Diagnosis:
-    """Look this machine over.
-
-    Args:
-        folder: Where runs are to be written.
-    """
+    """Look this machine over."""
     checks = (
         _python(),
         _torch(),

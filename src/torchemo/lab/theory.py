@@ -55,11 +55,6 @@ def block_companion(
 
     Its first block row is (I - alpha w_0 R_t, -alpha w_1 R_{t-1}, ..., -alpha w_{S-1} R_{t-S+1});
     identity blocks stand below the diagonal.
-
-    Args:
-        weights: w_{t,0} .. w_{t,S-1}, newest gradient first.
-        alpha: Step size.
-        curvatures: Mean Hessians R_t, R_{t-1}, ..., R_{t-S+1} (Eq. 14), symmetric.
     """
     w = _checked_weights(weights)
     if not 0 < alpha < math.inf:
@@ -79,11 +74,6 @@ def companion(
     weights: Weights, alpha: float, *, curvature: float | Float[np.ndarray, " S"]
 ) -> Float[np.ndarray, "S S"]:
     """Build the scalar companion matrix of Eq. (18): R becomes a number tau in [mu, L].
-
-    Args:
-        weights: w_0 .. w_{S-1}, newest gradient first.
-        alpha: Step size.
-        curvature: tau, or one tau for each of the S gradients.
 
     Example:
         >>> companion([0.5, 0.5], 0.1, curvature=1.0).tolist()
@@ -122,14 +112,6 @@ def sgd_bound(
 
     lambda^{2t} ||Delta_1||^2 + alpha^2 sigma^2 / (1 - lambda^2) with
     lambda = max(|1 - alpha mu|, |1 - alpha L|).
-
-    Args:
-        step: t, the number of steps taken from theta_1.
-        displacement: ||Delta_1||.
-        mu: Strong convexity.
-        L: Smoothness.
-        alpha: Step size.
-        sigma: Root of the bound on E||eps||^2.
 
     Returns:
         The bound; infinity where lambda >= 1 and there is none.
@@ -206,12 +188,6 @@ def lyapunov_bound(
     lambda_P^t ||x_1||_P + alpha sigma (P_11 sum_s w_s^2)^{1/2} / (1 - lambda_P).
     The triangle inequality in L2 needs no independence between the noise and x_t. Loose but valid:
     for S = 1, tau = 1, alpha = 0.1, sigma = 1 the floor is 1.0 where the exact value is 0.0526.
-
-    Args:
-        weights: w_0 .. w_{S-1}.
-        alpha: Step size.
-        curvature: tau, one eigenvalue of the Hessian; eigendirections add up.
-        sigma: Standard deviation of the noise along this eigendirection.
     """
     matrix = companion(weights, alpha, curvature=curvature)
     _check_stable(matrix)
@@ -243,12 +219,6 @@ def stationary_variance(weights: Weights, alpha: float, *, curvature: float, sig
     Eq. (19) it knows that one noise drives S consecutive steps: averaging stale gradients of the
     same objective does not lower it.
 
-    Args:
-        weights: w_0 .. w_{S-1}.
-        alpha: Step size.
-        curvature: tau, one eigenvalue of the Hessian.
-        sigma: Standard deviation of the noise along this eigendirection.
-
     Example:
         >>> round(stationary_variance([0.2] * 5, 0.1, curvature=1.0, sigma=1.0), 4)
         0.055
@@ -272,11 +242,6 @@ def recall_fixed_point(
     (g + sum_j V_j) / (m + 1) vanishes at theta = c - H^{-1} sum_j V_j. When V_j = H (theta_0 - c_j)
     are gradients of other tasks at theta_0, that is c - sum_j (theta_0 - c_j): off by m times the
     mean displacement of the neighbours. Recalled at the first step only, they leave it at c.
-
-    Args:
-        centre: c, the minimiser of the task at hand.
-        hessian: H of the task at hand.
-        values: Recalled gradients V_j.
     """
     return np.asarray(centre - np.linalg.solve(hessian, values.sum(axis=0)))
 
@@ -331,12 +296,6 @@ def report(mu: float, L: float, *, alpha: float, weights: Weights) -> Convergenc
     Choice: one tau stands for all S gradients, as on a quadratic, and runs over 257 evenly spaced
     values with both ends. The paper's answer is exact all the same (for S >= 2 it is no, for S = 1
     the norm is largest at an end); ours is exact at the grid's values and continuous between them.
-
-    Args:
-        mu: Strong convexity.
-        L: Smoothness.
-        alpha: Step size.
-        weights: w_0 .. w_{S-1}, newest gradient first, each in [0, 1].
 
     Example:
         >>> verdict = report(0.5, 1.0, alpha=0.1, weights=[0.5, 0.5])

@@ -149,14 +149,7 @@ def head_names(host: Host) -> tuple[str, ...]:
 def remembered_shapes(
     host: Host, content: str, *, tensors: str = "all", drop_head: bool = False
 ) -> dict[str, torch.Size]:
-    """Return the names and shapes of what is remembered of a task.
-
-    Args:
-        host: The learner.
-        content: What a value is, see `torchemo.memory.emo.EMO`.
-        tensors: ``all``, or scales and shifts of normalisation layers (``norm``).
-        drop_head: Leave the head out.
-    """
+    """Return the names and shapes of what is remembered of a task."""
     head, norm = head_names(host), host.model.norm
     shapes = {
         name: shape

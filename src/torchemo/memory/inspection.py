@@ -67,15 +67,7 @@ class MemoryView(NamedTuple):
 
 
 def restored_memory(state: Mapping[str, Tensor], *, value_dtype: torch.dtype) -> EpisodicMemory:
-    """Build the memory that was saved within the state of a memory, without its network.
-
-    Args:
-        state: Saved tensors; those named ``store.*`` are the slots'.
-        value_dtype: How the run keeps values.
-
-    Raises:
-        CheckpointError: The tensors are no memory, or do not fit each other.
-    """
+    """Build the memory that was saved within the state of a memory, without its network."""
     own = {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
     keys = own.get("keys")
     if keys is None or keys.dim() != 2 or keys.shape[1] < 1:
@@ -150,12 +142,7 @@ def principal_map(
 
 
 def faults(memory: EpisodicMemory, *, unit: bool) -> list[str]:
-    """List everything that cannot be true of a memory that was written by its own rules.
-
-    Args:
-        memory: The memory.
-        unit: Whether its keys should be unit vectors.
-    """
+    """List everything that cannot be true of a memory that was written by its own rules."""
     return [*_bad_content(memory, unit=unit), *_bad_books(memory)]
 
 

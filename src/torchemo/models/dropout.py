@@ -46,13 +46,7 @@ def keep_rate(batch: int, *, final: float = 0.9, ramp: int = 40_000) -> float:
 
 
 def dropblock_gamma(keep: float, *, block_size: int, side: int) -> float:
-    """Return the rate of block centres, γ = (1 - keep) / b² · s² / (s - b + 1)².
-
-    Args:
-        keep: Share of numbers to keep.
-        block_size: Side b of a dropped square.
-        side: Side s of the map.
-    """
+    """Return the rate of block centres, γ = (1 - keep) / b² · s² / (s - b + 1)²."""
     return (1.0 - keep) / block_size**2 * side**2 / (side - block_size + 1) ** 2
 
 

@@ -9,13 +9,7 @@ from torchemo.core.types import Params
 
 
 def check_examples(x: Tensor, example: Sequence[int], *, what: str) -> None:
-    """Raise `ShapeError` or `DataError` unless ``x`` is floating point ``[B, n, *example]``.
-
-    Args:
-        x: Inputs of B tasks with n examples each.
-        example: Shape of one example.
-        what: Whose inputs they are, for the message.
-    """
+    """Raise `ShapeError` or `DataError` unless ``x`` is floating point ``[B, n, *example]``."""
     expected = f"[task, example, {', '.join(map(str, example))}]"
     if x.ndim != len(example) + 2:
         raise ShapeError(

@@ -46,9 +46,6 @@ def write_comparison_report(comparison: Sequence[Mapping[str, Any]], out: Path) 
         comparison: What `torchemo.runs.compare.compare` returned, the base being the same in all. Runs and
             seeds are named if they were noted (`torchemo.report.run.collect.compare_runs`).
         out: The file.
-
-    Raises:
-        DataError: Nothing was given, something is not a comparison, or the metrics differ.
     """
     _check(comparison)
     metric = metric_of(str(comparison[0]["metric"]))

@@ -83,18 +83,7 @@ def lines(
     best: int | None = None,
     whole: bool = False,
 ) -> Markup:
-    """Draw lines with their bands.
-
-    Args:
-        shown: The lines.
-        name: Name of the figure.
-        alt: What there is to see.
-        x: What the horizontal axis counts.
-        y: What the vertical axis measures.
-        log: Use a logarithmic vertical axis.
-        best: Mark this place.
-        whole: The horizontal axis counts few whole things.
-    """
+    """Draw lines with their bands."""
 
     def drawing(axes: Axes) -> None:
         for line in shown:
@@ -127,17 +116,7 @@ def forest(
     sides: tuple[str, str] | None = None,
     length: int = 22,
 ) -> Markup:
-    """Draw numbers with their intervals, one below the other.
-
-    Args:
-        rows: The numbers, from top to bottom.
-        name: Name of the figure.
-        alt: What there is to see.
-        x: What the axis measures.
-        zero: Draw a line at zero.
-        sides: What lying left and right of zero means.
-        length: Longest label.
-    """
+    """Draw numbers with their intervals, one below the other."""
 
     def drawing(axes: Axes) -> None:
         if zero:

@@ -73,11 +73,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Return how a metric is written.
-
-    Raises:
-        DataError: There is no such metric.
-    """
+    """Return how a metric is written."""
     if name not in METRICS:
         raise DataError(f"unknown metric '{name}'.", hint=f"Known: {', '.join(METRICS)}.")
     return METRICS[name]
@@ -136,13 +132,7 @@ def method_of(config: RunConfig) -> str:
 
 
 def unequal_steps(found: Mapping[str, Any], *, base: str, other: str) -> str | None:
-    """Say that two methods had different numbers of outer steps; None if they had not, or nobody knows.
-
-    Args:
-        found: What `torchemo.runs.compare.compare` returned.
-        base: Name of its first method.
-        other: Name of its second.
-    """
+    """Say that two methods had different numbers of outer steps; None if they had not, or nobody knows."""
     sides = [found[side].get("outer_steps") for side in ("base", "other")]
     if None in sides or sides[0] == sides[1]:
         return None

@@ -137,17 +137,6 @@ def answer_folder(
 
     Labels follow the sorted class names; classes may have different numbers of images. The memory is
     read and not changed.
-
-    Args:
-        trained: The run.
-        support: Folder of class folders.
-        query: Folder of images, or one image.
-        steps: Inner steps; those of training by default.
-        invert: Swap dark and light in all images.
-
-    Raises:
-        ConfigError: The run was trained for another number of classes, or not on images.
-        DataError: An image cannot be read, or a folder does not hold what it should.
     """
     form, classes = _form(trained, invert=invert), support_classes(support)
     queries, names = query_pictures(query), tuple(c.name for c in classes)

@@ -46,9 +46,6 @@ class JsonLines:
 
     A last line that was torn by a crash is cut off when the file is opened: it never happened. Numbers
     that JSON does not know are written as the texts "NaN", "Infinity" and "-Infinity".
-
-    Raises:
-        ResourceError: The disk refused; the file holds whole lines only.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -152,11 +149,7 @@ class EventLog:
 
 
 def read(path: StrPath) -> list[dict[str, Any]]:
-    """Read all events of a log; a torn last line, the mark of a crash, is left out.
-
-    Raises:
-        DataError: A line before the last is not an event, or the file cannot be read.
-    """
+    """Read all events of a log; a torn last line, the mark of a crash, is left out."""
     return [event for event, _ in _parse(Path(path))]
 
 

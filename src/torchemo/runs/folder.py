@@ -20,11 +20,7 @@ from torchemo.runs.storage.durable import StrPath
 @final
 @dataclass(frozen=True)
 class RunFolder:
-    """Names of everything in a run.
-
-    Args:
-        root: The folder itself; it need not exist yet.
-    """
+    """Names of everything in a run."""
 
     root: Path
 
@@ -71,9 +67,6 @@ def lock(run: StrPath) -> Iterator[None]:
     """Be the only writer of a run; released when the block ends, or the process, however it ends.
 
     The lock file stays: deleting it would let two processes lock two files of the same name.
-
-    Raises:
-        ResourceError: Somebody else is writing (the message says who), or the folder cannot be written.
     """
     path = Path(run) / LOCK
     try:

@@ -38,12 +38,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(system: System, shape: TaskShape) -> Footprint:
-    """Return how large a run is.
-
-    Args:
-        system: Learner and memory, as they will be trained.
-        shape: What the tasks look like.
-    """
+    """Return how large a run is."""
     parameters = sum(p.numel() for p in learned(system.learner, system.params).values())
     memory = system.memory
     if memory is None:

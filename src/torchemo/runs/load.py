@@ -28,11 +28,7 @@ def read_config(root: Path) -> RunConfig:
 
 
 def load_config(path: Path, *, base: RunConfig | None = None) -> RunConfig:
-    """Read a configuration file; options that are not given keep those of ``base``.
-
-    Raises:
-        ConfigError: It is not TOML, an option is unknown, or a value has the wrong type.
-    """
+    """Read a configuration file; options that are not given keep those of ``base``."""
     plain = read(path)
     if is_old(plain):
         plain = upgraded(plain, where=str(path), base=base)
@@ -118,11 +114,7 @@ def load_trained(root: Path, *, step: int | None = None) -> Trained:
 
 
 def best_checkpoint(root: Path, *, step: int | None = None) -> checkpoint.Checkpoint:
-    """Read the checkpoint with the best validation score, or that of ``step``.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged.
-    """
+    """Read the checkpoint with the best validation score, or that of ``step``."""
     if step is None:
         newest = history.latest(root).path
         if newest is None:
@@ -137,11 +129,7 @@ def best_checkpoint(root: Path, *, step: int | None = None) -> checkpoint.Checkp
 
 
 def saved_checkpoints(root: Path, *, step: int | None = None) -> list[Path]:
-    """List the checkpoints of a run, or that of ``step``, without looking into them.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """List the checkpoints of a run, or that of ``step``, without looking into them."""
     paths = checkpoint.published(root)
     chosen = [path for path in paths if step in (None, checkpoint.step_of(path))]
     if not chosen:

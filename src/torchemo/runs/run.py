@@ -161,15 +161,7 @@ class Run:
         data: PathLike | Sequence[PathLike] = (),
         workers: int = 1,
     ) -> dict[str, Any]:
-        """Score fixed test tasks, write the result beside the run, and return it.
-
-        Args:
-            tasks: How many.
-            protocol: standard: 15 queries per class; paper: K.
-            split: Classes to draw tasks from.
-            data: Other data to draw tasks from; the run's own by default.
-            workers: Threads that share the tasks; results do not depend on it.
-        """
+        """Score fixed test tasks, write the result beside the run, and return it."""
         opened = load_best(
             self.root, step=self.step, workers=workers, data=self._data(data), needed=(split,)
         )
@@ -228,13 +220,7 @@ class Adapted:
     def predict(
         self, query: PathLike, *, steps: int | None = None, invert: bool = False
     ) -> Answers:
-        """Answer the images of a folder, or one image.
-
-        Args:
-            query: The folder, or the image.
-            steps: Inner steps; those of training by default.
-            invert: Swap dark and light in all images.
-        """
+        """Answer the images of a folder, or one image."""
         return answer_folder(
             self.run.trained, self.support, query=Path(query), steps=steps, invert=invert
         )

@@ -20,11 +20,7 @@ def numbers(event: Event) -> dict[str, float]:
 
 @final
 class TensorBoard:
-    """Draw the numbers of events as TensorBoard curves.
-
-    Args:
-        folder: Where TensorBoard is told to look.
-    """
+    """Draw the numbers of events as TensorBoard curves."""
 
     def __init__(self, folder: StrPath) -> None:
         module = _optional("torch.utils.tensorboard", extra="tensorboard")
@@ -46,12 +42,7 @@ class TensorBoard:
 
 @final
 class WeightsAndBiases:
-    """Send the numbers of events to Weights & Biases. The user named it, so the network may be used.
-
-    Args:
-        project: Project to put the run into.
-        name: Name of the run there.
-    """
+    """Send the numbers of events to Weights & Biases. The user named it, so the network may be used."""
 
     def __init__(self, project: str, *, name: str) -> None:
         module = _optional("wandb", extra="wandb")

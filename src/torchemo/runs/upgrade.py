@@ -71,9 +71,6 @@ def upgraded(
         plain: The configuration as plain values.
         where: Name of its file, for messages.
         base: What it is laid over: parts that it does not name are those of the base.
-
-    Raises:
-        ConfigError: It uses an option that runs no longer have, or never had.
     """
     if not is_old(plain):
         return dict(plain)

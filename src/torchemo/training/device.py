@@ -9,9 +9,6 @@ def task_workers(*, release_memory: bool = False) -> int:
     One thread per task has no synchronisation inside operations and gives the same bits on any number of
     cores; ``OMP_NUM_THREADS`` limits it, as people expect. The C allocator is told to keep freed memory,
     which every step would otherwise pay for anew.
-
-    Args:
-        release_memory: Leave the allocator alone; so does ``TORCHEMO_KEEP_MEMORY=0``.
     """
     import torch
 

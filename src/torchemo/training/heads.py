@@ -42,16 +42,7 @@ def solve_heads(
     held: Held | None = None,
     workers: int = 1,
 ) -> Solved:
-    """Solve tasks as `solve` does one by one, with the heads of several tasks in one call.
-
-    Args:
-        learner: The whole learner.
-        headed: The learner of its head, see `head_learner`.
-        start: Where the tasks begin.
-        episode: The tasks.
-        held: The memory with what it recalled for them.
-        workers: Threads that share the trunks.
-    """
+    """Solve tasks as `solve` does one by one, with the heads of several tasks in one call."""
     chunks = [
         _solve_chunk(learner, headed, *take((start, episode, held), chunk), workers=workers)
         for chunk in _chunks(episode)

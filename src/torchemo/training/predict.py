@@ -152,10 +152,6 @@ def runs_together(params: Params, episode: Episode) -> bool:
     One call serves devices other than the CPU, and small networks on vectors. Images on a CPU go one by one,
     to task workers and the compiled block. The choice does not depend on the number of workers, so neither
     do the results.
-
-    Args:
-        params: The meta-parameters.
-        episode: The tasks.
     """
     x = episode.support.x
     # What looks at a task before it starts (gates, embeddings) runs once and for all tasks anyway.

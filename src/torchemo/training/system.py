@@ -69,11 +69,7 @@ def restored(
     batched: bool | None = None,
     workers: int = 1,
 ) -> System:
-    """Make a system from the state that `torchemo.training.trainer.Trainer.state_dict` returned.
-
-    Raises:
-        CheckpointError: The state belongs to another learner or memory.
-    """
+    """Make a system from the state that `torchemo.training.trainer.Trainer.state_dict` returned."""
     expected = learner.init(generator_for(0, "learner"))
     params = {n: p.detach() for n, p in restore_memory(expected, memory, groups).items()}
     iteration = int(groups["progress"]["iteration"])

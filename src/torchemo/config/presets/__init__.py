@@ -102,12 +102,7 @@ def about(name: str) -> str:
 
 
 def first_sentence(kind: str, name: str) -> str:
-    """Return the first sentence of the comment on top of a file.
-
-    Args:
-        kind: ``learners``, ``memory`` or ``tasks``.
-        name: Name of the file.
-    """
+    """Return the first sentence of the comment on top of a file."""
     place = _ROOT / kind / f"{name}.toml"
     if not place.is_file():
         return "A learner of another distribution."

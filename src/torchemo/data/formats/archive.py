@@ -34,10 +34,6 @@ def list_zip(path: Path, *, caps: Caps | None = None) -> list[tuple[tuple[str, .
     """List the images of a zip archive: folders above each image, and the image.
 
     The archive stays open as long as one of the images is in use.
-
-    Raises:
-        DataError: The archive is damaged, too large, or has a member that is a link, an archive,
-            encrypted, named twice or named to land outside.
     """
     archive, members = open_zip(path, caps=caps)
     found = []

@@ -70,17 +70,8 @@ def decode(
 ) -> UInt8[np.ndarray, "c h w"]:
     """Decode one image in full and bring it into form.
 
-    Args:
-        source: An encoded image, or pixels uint8 ``[h, w]`` or ``[h, w, channels]``.
-        form: What comes out.
-        name: How to name the image in an error.
-        box: Part of the image to keep, after its orientation was corrected.
-
     Returns:
         Pixels uint8 ``[channels, height, width]``.
-
-    Raises:
-        DataError: The image is damaged, too large, of another format, or animated.
     """
     if isinstance(source, np.ndarray) and box is None and _in_form(source, form):
         pixels = source

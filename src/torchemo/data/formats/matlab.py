@@ -30,11 +30,7 @@ _MAX_BYTES = 1 << 26
 
 
 def read_numbers(path: Path, name: str) -> NDArray[Any]:
-    """Return the array called ``name``, flattened in the order of the file.
-
-    Raises:
-        DataError: The file has no such array of numbers, or is damaged.
-    """
+    """Return the array called ``name``, flattened in the order of the file."""
     try:
         data = path.read_bytes()
         order = "<" if data[126:128] == b"IM" else ">"

@@ -42,9 +42,6 @@ def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
 
     Returns:
         A structure of dict, list, tuple, str, int, float, bytes, bool, None and NumPy arrays.
-
-    Raises:
-        DataError: The file asks for anything else, or is damaged. Nothing in it has run.
     """
     try:
         with path.open("rb") as stream:

@@ -32,11 +32,7 @@ _MANY = 40
 
 
 def recognise(path: Path, *, domain: str) -> Listing | None:
-    """Return the listing of a published layout, at a folder or up to two folders below it.
-
-    Raises:
-        DataError: There are several; or a file of the layout cannot be read.
-    """
+    """Return the listing of a published layout, at a folder or up to two folders below it."""
     level = [path]
     for _ in range(3):
         found = [(f, listing) for f in level if (listing := _read(f, domain)) is not None]

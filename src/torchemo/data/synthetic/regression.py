@@ -187,14 +187,6 @@ def sample_regression(
     An episode does not depend on ``start``, ``count`` or ``dtype`` (drawn in float64, rounded last), and
     its family, coefficients and query inputs do not depend on ``n_shot`` or ``noise``.
 
-    Args:
-        spec: Group, shots, queries, noise.
-        seed: Seed of the list of episodes.
-        split: Which list: train, val and test are independent.
-        start: Index of the first episode.
-        count: Number of episodes B.
-        dtype: Type of inputs and targets.
-
     Returns:
         Inputs ``[B, n, d]``, targets ``[B, n, 1]``; ``domain`` is the family id, ``index`` is i.
 

@@ -33,13 +33,7 @@ class Sample(NamedTuple):
 def interleave(
     variants: Mapping[str, Variant], *, repeats: int, warmup: int = 1
 ) -> dict[str, list[Sample]]:
-    """Time every variant once per round.
-
-    Args:
-        variants: What to time; all do the same work.
-        repeats: Rounds that count.
-        warmup: Rounds before them, for caches and compiled code.
-    """
+    """Time every variant once per round."""
     times: dict[str, list[Sample]] = {name: [] for name in variants}
     for round_ in range(warmup + repeats):
         for name, variant in variants.items():

@@ -33,13 +33,7 @@ MEASUREMENTS = {
 
 
 def in_fresh_process(name: str, request: Mapping[str, Any], *, keep: bool = True) -> dict[str, Any]:
-    """Run one measurement in a process of its own.
-
-    Args:
-        name: One of `MEASUREMENTS`.
-        request: What to measure.
-        keep: Tell the C library to keep freed memory (`torchemo.models.fused.keep_memory`), for everybody.
-    """
+    """Run one measurement in a process of its own."""
     done = subprocess.run(  # noqa: S603 -- this very interpreter on this very package
         [sys.executable, "-m", "torchemo.lab.bench", name, "keep" if keep else "default"],
         input=json.dumps(request),

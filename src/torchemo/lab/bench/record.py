@@ -32,9 +32,6 @@ def measure_all(
         chosen: Patterns of the cases to measure; empty for all.
         earlier: A record whose other cases are taken over.
         on_case: Called with the name of each case before it is measured.
-
-    Raises:
-        ConfigError: No case is like the patterns, or the earlier record is of another kind or machine.
     """
     plan = PLANS[what](quick=quick)
     wanted = _matching(plan, chosen, what=what)
@@ -68,11 +65,7 @@ def _matching(plan: Mapping[str, Case], chosen: Sequence[str], *, what: str) -> 
 
 
 def read(path: Path) -> Record:
-    """Read a record.
-
-    Raises:
-        ConfigError: The file is not one.
-    """
+    """Read a record."""
     try:
         found: Record = json.loads(path.read_text())
         return {**found, "cases": dict(found["cases"]), "environment": dict(found["environment"])}

@@ -18,11 +18,7 @@ ENTRIES: MappingProxyType[str, Entry] = MappingProxyType(
 
 
 def entry_of(name: str) -> Entry:
-    """Return an entry by its name, in any case.
-
-    Raises:
-        ConfigError: There is none; suggests the nearest.
-    """
+    """Return an entry by its name, in any case."""
     found = ENTRIES.get(name.upper())
     if found is None:
         near = difflib.get_close_matches(name.upper(), ENTRIES, n=1, cutoff=0.4)

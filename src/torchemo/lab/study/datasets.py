@@ -37,9 +37,6 @@ def prepare(
         out: Folder for packed sets.
         image_size: Side of the images.
         progress: Told the name of every set that is being packed.
-
-    Raises:
-        DataError: A set is not there.
     """
     found = {}
     for name in dict.fromkeys(names):

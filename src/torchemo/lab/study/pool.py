@@ -35,9 +35,6 @@ class Crew:
         >>> with Crew(1) as crew:
         ...     crew.do([])
         []
-
-    Args:
-        workers: Jobs at a time.
     """
 
     def __init__(self, workers: int = 2) -> None:

@@ -18,11 +18,7 @@ _NEEDED = ("format", "entry", "scale", "tasks", "cells", "contrasts", "seeds", "
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a ``result.json``.
-
-    Raises:
-        DataError: It is not one.
-    """
+    """Read a ``result.json``."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = [name for name in _NEEDED if name not in found]
@@ -54,9 +50,6 @@ def record(folder: Path, to: Path, *, replace: bool = False) -> list[Path]:
         folder: Folder of the result.
         to: Folder of the records.
         replace: Put it in the place of a record that has cells or seeds which this one has not.
-
-    Raises:
-        DataError: The folder holds no result, it is too large, or something recorded would be lost.
     """
     result = read_result(folder / "result.json")
     name = f"{result['entry']}-{result['scale']}-{result['tasks']}"

@@ -38,9 +38,6 @@ def restore(run: StudyRun, record: Mapping[str, Any], scores: Path) -> Restored:
         run: The study as it would be run now, with the seeds of the record.
         record: The recorded result.
         scores: The recorded scores of its tasks.
-
-    Raises:
-        DataError: The scores are not there.
     """
     if not scores.is_file():
         raise DataError(

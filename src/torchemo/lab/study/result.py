@@ -94,11 +94,7 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
 
 
 def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> None:
-    """Refuse to set scores of different tasks against each other.
-
-    Raises:
-        DataError: They are of other tasks, of other data, or of another measure.
-    """
+    """Refuse to set scores of different tasks against each other."""
     same = (
         first.metric == second.metric
         and np.array_equal(first.domain, second.domain)

@@ -65,15 +65,7 @@ class Watch:
 @final
 @dataclass
 class StudyRun:
-    """A study on a disk.
-
-    Args:
-        study: The study.
-        out: Folder of all studies: runs and packed data are shared between them.
-        data: Folder of image sets.
-        workers: Runs at a time.
-        watch: Who is told.
-    """
+    """A study on a disk."""
 
     study: Study
     out: Path

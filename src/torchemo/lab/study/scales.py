@@ -316,11 +316,7 @@ SCALES: MappingProxyType[str, Scale] = MappingProxyType(
 
 
 def scale_of(name: str, tasks: str) -> Scale:
-    """Return a scale.
-
-    Raises:
-        ConfigError: There is no such scale for such tasks.
-    """
+    """Return a scale."""
     found = SCALES.get(f"{name}/{tasks}")
     if found is None:
         raise ConfigError(

@@ -20,11 +20,6 @@ def step_weights(steps: int, epoch: int, *, epochs: int = 15) -> list[float]:
     ``w_s = max(1/S - e/(S E), 0.03/S)`` before the last step and
     ``w_{S-1} = min(1/S + e (S-1)/(S E), 1 - (S-1) 0.03/S)`` at it.
 
-    Args:
-        steps: S, inner steps.
-        epoch: e, counted from 0.
-        epochs: E, epochs until the weights stop moving.
-
     Example:
         >>> step_weights(2, 0)
         [0.5, 0.5]

@@ -50,9 +50,6 @@ class TSAMAML(GradientLearner):
     bodies (``cluster_on``), and fewer tasks serve as well. A group that has collected more than enough steps
     on all it has. The published outer rate falls to zero over stage 2; ``outer.schedule`` lets it fall over
     the whole run. A group without a solution of its own begins at the mean of all.
-
-    Args:
-        loop: The inner loop; all others are `TSAMAMLOptions`.
     """
 
     title: ClassVar[str] = "TSA-MAML"

@@ -51,9 +51,6 @@ class CountSketch(nn.Module):
 
     Coordinate i of tensor l is added with sign s_l(i) to bucket h_l(i). Inner products survive in
     expectation. Nothing is trained or saved: the same names and shapes give the same sketch.
-
-    Args:
-        shapes: Shapes by name, without task axis.
     """
 
     buckets: Tensor

@@ -62,14 +62,7 @@ def weighted_sum(values: Tensor, weights: Float[Tensor, "task m"]) -> Tensor:
 def mix(
     grad: Tensor, values: Tensor, *, own: float | Tensor, recalled: Float[Tensor, "task m"]
 ) -> Tensor:
-    """Return ``c_0 g + Σ_j c_j V_j`` of one tensor.
-
-    Args:
-        grad: Own gradients g, ``[B, *shape]``.
-        values: Recalled values V, ``[B, m, *shape]``.
-        own: c_0, one number or one per task ``[B]``.
-        recalled: c_j.
-    """
+    """Return ``c_0 g + Σ_j c_j V_j`` of one tensor."""
     if isinstance(own, Tensor):
         own = own.view(-1, *(1 for _ in grad.shape[1:]))
     return own * grad + weighted_sum(values, recalled)
@@ -105,11 +98,7 @@ def clip(value: Tensor, own: Tensor, factor: float) -> Tensor:
 
 
 def recalled_names(grads: Params, recall: Recall) -> list[str]:
-    """Name the tensors that have both a gradient and recalled values, in the order of ``grads``.
-
-    Raises:
-        ShapeError: The values of a tensor do not fit its gradient.
-    """
+    """Name the tensors that have both a gradient and recalled values, in the order of ``grads``."""
     names = [name for name in grads if name in recall.values]
     for name in names:
         tasks, *shape = grads[name].shape

@@ -140,10 +140,6 @@ class SelfRecognition:
         """Return the loss of a batch of tasks, on the graph of the key network.
 
         For those who add it to an outer loss of their own; they then `push` the support sets.
-
-        Args:
-            episode: B tasks.
-            params: The learner's meta-parameters, if the key network reads them.
         """
         return self._loss(self._kept(episode.support), episode.query, params)
 
@@ -170,13 +166,7 @@ class SelfRecognition:
     def step(
         self, episode: Episode, params: Params | None = None, *, rate_factor: float = 1.0
     ) -> float:
-        """Train on a batch of tasks and keep its support sets; return the loss it had before.
-
-        Args:
-            episode: B tasks.
-            params: The learner's meta-parameters, if the key network reads them.
-            rate_factor: Multiplies the rate of this step alone (a schedule).
-        """
+        """Train on a batch of tasks and keep its support sets; return the loss it had before."""
         kept = self._kept(episode.support)
         self._check_fits(kept)
         weights = list(self._weights.values())

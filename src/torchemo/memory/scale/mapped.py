@@ -19,9 +19,6 @@ def mapped_zeros(shape: Sequence[int], *, dtype: torch.dtype, folder: Path) -> T
         shape: Shape.
         dtype: Type of the numbers.
         folder: Where there is room; not a file system in RAM.
-
-    Raises:
-        ResourceError: There is no such folder, or no room for all of the numbers.
     """
     count = math.prod(shape)
     if count == 0:

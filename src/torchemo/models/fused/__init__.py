@@ -19,11 +19,7 @@ __all__ = ["Status", "conv_block", "keep_memory", "plain_autograd", "require", "
 
 
 def status(*, bits: int = 32) -> Status:
-    """Say whether the kernels are available, compiling them if that has not been tried yet.
-
-    Args:
-        bits: Precision, 32 or 64.
-    """
+    """Say whether the kernels are available, compiling them if that has not been tried yet."""
     return libraries(bits)[1]
 
 

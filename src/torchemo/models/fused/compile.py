@@ -74,17 +74,7 @@ def cache_directory() -> Path:
 
 
 def compile_library(compiler: str, cache: Path, *, bits: int) -> Path:
-    """Return the compiled library, from ``cache`` if it has been compiled before.
-
-    Args:
-        compiler: Path of a C compiler.
-        cache: Directory of this user; created if there is none.
-        bits: Precision, 32 or 64.
-
-    Raises:
-        BuildError: The compiler fails.
-        OSError: ``cache`` cannot be written, or others can write it.
-    """
+    """Return the compiled library, from ``cache`` if it has been compiled before."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = cache.stat()
     if about.st_uid != os.getuid() or about.st_mode & 0o022:

@@ -96,11 +96,7 @@ class Curve(NamedTuple):
 
 
 def collect(root: Path) -> RunFacts:
-    """Read a run folder.
-
-    Raises:
-        ConfigError: The folder is not a run.
-    """
+    """Read a run folder."""
     folder = RunFolder(root)
     config = read_config(root)
     problems: list[str] = []

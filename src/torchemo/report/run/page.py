@@ -54,9 +54,6 @@ def write_run_report(root: Path) -> Path:
 
     Sample tasks and the map of the memory are computed again from the best checkpoint. What the run does
     not have (a test result, a memory, a checkpoint) leaves one sentence in its section.
-
-    Raises:
-        ConfigError: The folder is not a run.
     """
     facts = collect(root)
     folder = RunFolder(root)

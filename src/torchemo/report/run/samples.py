@@ -87,12 +87,7 @@ class PointSample(NamedTuple):
 
 
 def sample_tasks(opened: Opened, probe: Probe | None) -> list[PictureSample] | list[PointSample]:
-    """Solve one validation task of each domain again.
-
-    Args:
-        opened: The run at its best checkpoint.
-        probe: What validation tasks recall, if the run has a memory.
-    """
+    """Solve one validation task of each domain again."""
     source = opened.source
     if isinstance(source, PictureTasks):
         numbers = first_of_each_domain(source, at_most=MAX_PICTURE_TASKS)

@@ -116,12 +116,7 @@ def _validation(facts: RunFacts) -> Figure | None:
 
 
 def result(found: Result, *, order: int) -> ResultSection:
-    """Return a test result by domain and by inner step.
-
-    Args:
-        found: The result.
-        order: Its place on the page.
-    """
+    """Return a test result by domain and by inner step."""
     metric, steps = metric_of(found.metric), found.per_task.shape[1] - 1
     domains = found.by_domain
     groups = {_ALL: found.per_task, **(domains if len(domains) > 1 else {})}
@@ -237,12 +232,7 @@ def memory_map(memory: MemoryView) -> Figure:
 
 
 def sample(task: PictureSample | PointSample, *, order: int) -> SampleSection:
-    """Return a sample task.
-
-    Args:
-        task: The task.
-        order: Its place on the page.
-    """
+    """Return a sample task."""
     if isinstance(task, PictureSample):
         return SampleSection(task, None)
     alt = (

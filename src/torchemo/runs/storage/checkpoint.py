@@ -107,10 +107,6 @@ def publish(
         config_hash: Fingerprint of the configuration this state belongs to.
         nonfinite_ok: Groups that may hold NaN or infinity. Elsewhere they are refused: a diverged state
             must not take the place of the last finite one.
-
-    Raises:
-        CheckpointError: The state cannot be saved, or the step has been; nothing was written.
-        ResourceError: The disk refused; nothing was published.
     """
     details = dict(info or {})
     manifest.check_info(details)
@@ -234,11 +230,7 @@ def is_sound(path: StrPath) -> bool:
 
 
 def verify(path: StrPath) -> Manifest:
-    """Check every byte of a checkpoint against its manifest, in little memory; return the manifest.
-
-    Raises:
-        CheckpointError: It is damaged; the message names the file.
-    """
+    """Check every byte of a checkpoint against its manifest, in little memory; return the manifest."""
     found = read_manifest(path)
     for group, entry in found.groups.items():
         with _opened(Path(path), group, entry) as handle:

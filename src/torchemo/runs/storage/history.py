@@ -49,10 +49,6 @@ def latest(run: StrPath, *, strict: bool = False) -> Latest:
     Args:
         run: Folder of the run.
         strict: Raise what is wrong with the highest step instead of going to the one below.
-
-    Raises:
-        CheckpointError: A checkpoint is of a newer format: nothing is wrong with it, so nothing below it
-            is taken in its place.
     """
     skipped = []
     for path in reversed(published(run)):
@@ -73,11 +69,6 @@ def prune(run: StrPath, *, keep_last: int = 2, keep: Collection[int] = ()) -> li
     """Delete old checkpoints; return what was deleted.
 
     Damaged ones do not count as kept, so there are always ``keep_last`` to go back to.
-
-    Args:
-        run: Folder of the run.
-        keep_last: How many of the newest to keep.
-        keep: Steps to keep besides, such as the best one.
     """
     if keep_last < 1:
         raise ConfigError(f"keep_last should be 1 or more, got {keep_last}.")

@@ -112,11 +112,7 @@ def check_info(info: Mapping[str, Any]) -> None:
 
 
 def parse(raw: bytes, *, what: str) -> Manifest:
-    """Read a manifest with distrust; ``what`` names it in the error.
-
-    Raises:
-        CheckpointError: It is damaged, malformed, or of a newer format.
-    """
+    """Read a manifest with distrust; ``what`` names it in the error."""
     body = _unseal(raw, what=what)
     try:
         version = _natural(body["format_version"], most=_MAX_STEP)

@@ -34,9 +34,6 @@ def with_tables(page: str, records: Path) -> str:
     """Return a page with all its tables made anew from the records.
 
     The command behind a record stands under its first table alone: some have many cells.
-
-    Raises:
-        DataError: A table asks for a record, a kind or a row that there is not.
     """
     told: set[Path] = set()
 

@@ -14,11 +14,7 @@ _LINK = re.compile(
 
 
 def linked_figures(page: str, folder: Path, records: Path) -> dict[Path, str]:
-    """Return the figures that a page in ``folder`` links as ``figures/<record>-<name>.svg``, drawn anew.
-
-    Raises:
-        DataError: There is no such record, or too little in it to draw.
-    """
+    """Return the figures that a page in ``folder`` links as ``figures/<record>-<name>.svg``, drawn anew."""
     found = {}
     for link in _LINK.finditer(page):
         drawn = named_figures(read_result(records / f"{link['record']}.json"))

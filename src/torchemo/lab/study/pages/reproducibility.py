@@ -45,14 +45,7 @@ is better).
 
 
 def reproducibility(records: Path) -> str:
-    """Write the page from recorded results.
-
-    Args:
-        records: Folder of ``<entry>-<scale>-<tasks>.json``; studies at scale smoke do not count.
-
-    Raises:
-        DataError: There is no such folder.
-    """
+    """Write the page from recorded results."""
     if not records.is_dir():
         raise DataError(
             f"{records} is not a folder of recorded studies.",

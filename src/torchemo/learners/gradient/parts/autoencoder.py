@@ -36,11 +36,6 @@ class SequenceAutoencoder:
 
     Choice: torch's GRU cell applies the reset gate after the recurrent product, the published code's
     before it. Reset and update gates begin with bias 1 as there.
-
-    Args:
-        inside: Size of a vector.
-        dim: Size of the code.
-        draw: How the projection begins.
     """
 
     inside: int
@@ -89,11 +84,6 @@ class MeanAutoencoder:
 
     Encoder: linear 96, ReLU, linear ``dim``, ReLU; decoder: linear 96, ReLU, linear; half the mean squared
     error. The code is one more linear layer with ReLU on the mean of the encodings.
-
-    Args:
-        inside: Size of a vector.
-        dim: Size of the code.
-        hidden: Width of the layers between.
     """
 
     inside: int

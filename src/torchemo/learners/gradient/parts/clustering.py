@@ -10,13 +10,7 @@ from torchemo.core.types import Params
 def soft_assignment(
     vectors: Float[Tensor, "task n dim"], centres: Float[Tensor, "centre dim"], *, width: float
 ) -> Float[Tensor, "task n centre"]:
-    """Return ``softmax_g(-||v - h_g||^2 / (2 width))``; rows sum to 1.
-
-    Args:
-        vectors: v, any number per task.
-        centres: h_g.
-        width: sigma: the larger, the softer.
-    """
+    """Return ``softmax_g(-||v - h_g||^2 / (2 width))``; rows sum to 1."""
     squared = (vectors[:, :, None] - centres).square().sum(-1)
     return (-squared / (2 * width)).softmax(-1)
 

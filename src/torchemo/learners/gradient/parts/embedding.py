@@ -45,14 +45,6 @@ class ImageEmbedding:
     Convolution 5x5 (no bias), ReLU, max-pooling 3x3 by 2, local response normalisation; convolution 5x5,
     ReLU, normalisation, pooling; two linear layers with ReLU, the first of 384. Sides are halved as under
     "same" padding. Weights: truncated normal, deviation 0.04; biases of the linear layers 0.1.
-
-    Args:
-        channels: Channels of an image.
-        height: Its height.
-        width: Its width.
-        dim: Size of an embedding.
-        filters: Filters of both convolutions.
-        hidden: Width of the first linear layer.
     """
 
     channels: int
@@ -89,13 +81,7 @@ class ImageEmbedding:
 @final
 @dataclass(frozen=True)
 class PointEmbedding:
-    """Embed vectors by one linear map: ``[x, y]`` of regression points, ``x`` alone where y is a label.
-
-    Args:
-        x_dim: Numbers in an input.
-        y_dim: Numbers in a target; None if targets are labels.
-        dim: Size of an embedding.
-    """
+    """Embed vectors by one linear map: ``[x, y]`` of regression points, ``x`` alone where y is a label."""
 
     x_dim: int
     y_dim: int | None

@@ -19,10 +19,6 @@ class Gates:
     """Gates ``sigmoid(A z + b)`` in the shapes of tensors, with a linear map per tensor.
 
     Gates begin near 1/2, so the first effective weights are half the stored ones.
-
-    Args:
-        dim: Size of the task's description z.
-        shapes: The gated tensors; all others stay as they are.
     """
 
     dim: int
