@@ -18,8 +18,8 @@ Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``(out [B, n, n_out], target [B, n, ...]) -> losses [B]``, the mean over the n examples of a task."""
 
-Direction: TypeAlias = Callable[[Params, int], Params]
-"""``(gradients {name: [B, *shape]}, inner step) -> direction`` of the same structure: EMO's seam."""
+Direction: TypeAlias = Callable[[Params, int, Params], Params]
+"""``(gradients {name: [B, *shape]}, inner step, parameters) -> direction`` like the gradients: EMO's seam."""
 
 
 class Batch(NamedTuple):

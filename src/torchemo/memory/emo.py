@@ -32,8 +32,8 @@ from torchemo.memory.interface import BoundMemory, Host, TaskMemory, check_choic
 from torchemo.memory.keys import KEYS
 from torchemo.memory.recall import Retrieval, own_generations
 from torchemo.memory.store import EpisodicMemory
+from torchemo.memory.values import Content, at_step, leading_axes, pick
 
-Content: TypeAlias = Literal["first", "last", "mean", "per_step", "query", "meta"]
 RecallStep: TypeAlias = Literal["off", "eval_only", "always"]
 HeadAlign: TypeAlias = Literal["none", "drop", "hungarian"]
 Scope: TypeAlias = Literal["shared", "group"]
@@ -51,7 +51,8 @@ class EMOOptions(MemoryOptions):
     }
 
     content: Content = "first"
-    """Support gradient at the first, last, mean or every step, query gradient, or outer gradient (A6)."""
+    """Support gradient at the first, last, mean or every step, every step with its curvature along the inner
+    path (secant), query gradient, or outer gradient (A6)."""
     reduction: Literal["own", "sum", "n_way"] = "own"
     """own: stored gradients are those of the inner loss. sum and n_way multiply them by the number of support
     examples or of classes beside an own gradient that is left as it is (A12)."""
@@ -97,8 +98,9 @@ class EMO(TaskMemory):
         retrieval: kNN and its weights.
         aggregator: Mean, Sum, Gated or Transformer.
         content: What a value is (A6): the ``first``, ``last`` or ``mean`` support gradient, one
-            ``per_step``, the gradient of the ``query`` loss at theta_S, or the task's outer gradient
-            (``meta``).
+            ``per_step``, the same with its curvature along the path (``secant``, see
+            `torchemo.memory.values`), the gradient of the ``query`` loss at theta_S, or the task's outer
+            gradient (``meta``).
         memory_steps: Inner steps that use the recall: ``all`` (the paper), ``first``, or a decay rho in
             (0, 1): weight rho^s at step s.
         recall_step: A step along the recall alone before the first support gradient (A4).
@@ -199,6 +201,11 @@ class EMO(TaskMemory):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise ConfigError(f"{name} should be None, or 1 or more; got {number}.")
+        if self.content == "secant" and self.value_scale != 1:
+            raise ConfigError(
+                f"content 'secant' keeps gradients as they are, got value_scale {self.value_scale}.",
+                hint="Set memory.reduction to own.",
+            )
         if self.value_clip is not None and not self.value_clip >= 0:
             raise ConfigError(f"value_clip should not be negative, got {self.value_clip}.")
 
@@ -217,7 +224,7 @@ class EMO(TaskMemory):
     def _aligned(self, recall: Recall, own: Params) -> Recall:
         if self.head_align != "hungarian":
             return recall
-        axis = 3 if self.content == "per_step" else 2
+        axis = 2 + leading_axes(self.content)
         return align_heads(recall, own["prototypes"], head=self.head, class_axis=axis)
 
     def _own_notes(
@@ -259,17 +266,20 @@ class EMO(TaskMemory):
         """Hold a recall for an inner loop."""
         return BoundMemory(self, recall)
 
-    def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
+    def combine(
+        self, grads: Params, recall: Recall, *, step: int = 0, theta: Params | None = None
+    ) -> Params:
         """Return Aggr(g, V), the direction of inner step ``step`` (Eq. 7).
 
         Args:
             grads: Support gradients g at this step, ``{name: [B, *shape]}``.
             recall: What was recalled for the tasks, once, before the first step.
             step: Inner step s.
+            theta: Parameters at this step; only values with curvature (``secant``) need them.
         """
         if self.store.capacity == 0:
             return grads
-        part = self._part(recall, grads, step)
+        part = self._part(recall, grads, step, theta)
         if part is None:
             return self.aggregator.own_only(grads)
         combined = self.aggregator(grads, part, step=step)
@@ -283,17 +293,25 @@ class EMO(TaskMemory):
         off = self.recall_step == "off" or (self.recall_step == "eval_only" and self.training)
         if off or recall.m == 0 or self.store.capacity == 0:
             return None
-        part = recall._replace(values=self._at_step(recall.values, 0))
+        # All tasks are at their start, where the gradients of step 0 belong: nothing to correct.
+        part = recall._replace(values=at_step(recall.values, self.content, 0, None))
         alone = self.aggregator.recall_only(part)
         return tree_map(lambda d: d * column(recall.active, d), alone)
 
-    def _part(self, recall: Recall, grads: Params, step: int) -> Recall | None:
+    def _part(
+        self, recall: Recall, grads: Params, step: int, theta: Params | None
+    ) -> Recall | None:
         """Return the recall as used at ``step`` for the tensors in ``grads``; None if it is not."""
         use = self.memory_steps
         names = [name for name in grads if name in recall.values]
         if recall.m == 0 or not names or (use == "first" and step > 0):
             return None
-        values = self._at_step(select(recall.values, names), step)
+        if self.content == "secant" and theta is None:
+            raise ConfigError(
+                "combine: content 'secant' needs the parameters at this step.",
+                hint="Pass theta=..., {name: [B, *shape]}.",
+            )
+        values = at_step(select(recall.values, names), self.content, step, theta)
         shapes = {name: grads[name].shape[1:] for name in names}
         check_same_structure(shapes, values, what="recalled gradients", leading=2)
         if isinstance(use, float):
@@ -301,11 +319,6 @@ class EMO(TaskMemory):
         if self.value_clip is not None:
             values = {n: clip(v, grads[n], self.value_clip) for n, v in values.items()}
         return recall._replace(values=values)
-
-    def _at_step(self, values: Params, step: int) -> Params:
-        if self.content != "per_step":
-            return values
-        return tree_map(lambda v: v[:, :, min(step, v.shape[2] - 1)], values)
 
     # -- remember ----------------------------------------------------------------------------------
 
@@ -320,29 +333,29 @@ class EMO(TaskMemory):
         self,
         gradients: tuple[Params, ...] = (),
         *,
+        path: tuple[Params, ...] = (),
         query: Params | None = None,
         rows: Params | None = None,
         extra: Params | None = None,
     ) -> Params:
         """Pick the gradients to remember of B tasks (``content``), detached. See `TaskMemory.value`."""
-        content = self.content
         sources = {"query": query, "meta": rows}
-        if content in sources:
-            picked = sources[content]
-        elif not gradients:
-            picked = None
-        elif content == "per_step":
-            picked = {n: torch.stack([g[n] for g in gradients], 1) for n in gradients[0]}
-        elif content == "mean":
-            picked = {n: torch.stack([g[n] for g in gradients]).mean(0) for n in gradients[0]}
+        if self.content not in sources:
+            picked = pick(self.content, gradients, path, extra or {})
+        elif (source := sources[self.content]) is None:
+            raise ConfigError(f"there is no '{self.content}' gradient to remember.")
         else:
-            picked = gradients[0 if content == "first" else -1]
-        if picked is None:
-            raise ConfigError(f"there is no '{content}' gradient to remember.")
-        for name, value in (extra or {}).items():
-            picked = {**picked, name: value[:, None] if content == "per_step" else value}
+            picked = source | (extra or {})
         scale = self.value_scale
         return {n: v.detach() * scale for n, v in picked.items() if self.remembers(n)}
+
+    def _controlled(self, values: Params) -> Params:
+        if self.content != "secant" or self.control == "none":
+            return super()._controlled(values)
+        # Anchors are parameters, no directions: they stay, and random slopes have no curvature.
+        drawn = super()._controlled({n: v[:, :, 0] for n, v in values.items()})
+        parts = {n: (drawn[n], v[:, :, 1], torch.zeros_like(drawn[n])) for n, v in values.items()}
+        return {n: torch.stack(three, 2) for n, three in parts.items()}
 
     def _write(
         self, recall: Recall, values: Params, rate_factor: float, slot_key_gradient: Tensor | None

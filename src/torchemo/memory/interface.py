@@ -51,9 +51,9 @@ class BoundMemory(NamedTuple):
     recall: Recall
     first: int = 0
 
-    def direction(self, grads: Params, step: int) -> Params:
-        """Return the direction of inner step ``step`` (Eq. 7)."""
-        return self.memory.combine(grads, self.recall, step=self.first + step)
+    def direction(self, grads: Params, step: int, theta: Params | None = None) -> Params:
+        """Return the direction of inner step ``step`` at the parameters ``theta`` (Eq. 7)."""
+        return self.memory.combine(grads, self.recall, step=self.first + step, theta=theta)
 
     def opening(self) -> Params | None:
         """Return the recall step before the first support gradient, or None."""
@@ -183,6 +183,7 @@ class TaskMemory(nn.Module):
         self,
         gradients: tuple[Params, ...] = (),
         *,
+        path: tuple[Params, ...] = (),
         query: Params | None = None,
         rows: Params | None = None,
         extra: Params | None = None,
@@ -191,6 +192,7 @@ class TaskMemory(nn.Module):
 
         Args:
             gradients: Support gradients g_0, ..., g_{S-1} (Eq. 5, averaged over the support set).
+            path: Parameters theta_0, ..., theta_S of the inner loop.
             query: Gradient of the query loss at theta_S.
             rows: Per-task outer gradients.
             extra: What the learner wants remembered beside them.
@@ -230,7 +232,9 @@ class TaskMemory(nn.Module):
         """Return what the memory adds to the start of each task; a memory of gradients adds nothing."""
         return {}
 
-    def combine(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
+    def combine(
+        self, grads: Params, recall: Recall, *, step: int = 0, theta: Params | None = None
+    ) -> Params:
         """Return the direction of inner step ``step`` (Eq. 7); a memory of offsets leaves it as it is."""
         return grads
 

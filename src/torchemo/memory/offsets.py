@@ -157,6 +157,7 @@ class OffsetMemory(TaskMemory):
         self,
         gradients: tuple[Params, ...] = (),
         *,
+        path: tuple[Params, ...] = (),
         query: Params | None = None,
         rows: Params | None = None,
         extra: Params | None = None,

@@ -10,6 +10,7 @@ from torchemo.core.types import Batch, TaskShape
 from torchemo.learners.learner import host, learned
 from torchemo.memory.build import RATE, remembered_shapes
 from torchemo.memory.interface import TaskMemory
+from torchemo.memory.values import numbers_per_entry
 from torchemo.training.system import System
 
 _LEDGER_BYTES = 5 * 8 + 1
@@ -59,12 +60,13 @@ def footprint(system: System, shape: TaskShape) -> Footprint:
 def _values(system: System, memory: TaskMemory) -> int:
     """Count the numbers of one remembered value."""
     learner = host(system.learner)
-    steps = learner.steps if memory.content == "per_step" else 1
     shapes = remembered_shapes(
         learner, memory.content, tensors=memory.tensors, drop_head=memory.drop_head
     )
     return sum(
-        math.prod(shape) * (1 if name.startswith(RATE) else steps) for name, shape in shapes.items()
+        math.prod(shape)
+        * numbers_per_entry(memory.content, 1 if name.startswith(RATE) else learner.steps)
+        for name, shape in shapes.items()
     )
 
 

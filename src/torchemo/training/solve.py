@@ -133,7 +133,8 @@ def _values(learner: Learner, held: Held | None, fitted: Fitted, episode: Episod
     query = None
     if held.memory.wants == "query" and isinstance(learner, Stepwise):
         query = learner.query_gradient(fitted, episode.query)
-    return held.memory.value(fitted.gradients, query=query, extra=fitted.extra_values)
+    extra = fitted.extra_values
+    return held.memory.value(fitted.gradients, path=fitted.path, query=query, extra=extra)
 
 
 def _solved(leaves: _Leaves, losses: Tensor, rows: list[Tensor], fitted: Fitted) -> Solved:

@@ -117,9 +117,9 @@ def test_emo_mean_and_sum_with_constant_recall_have_their_closed_forms(steps):
         "mean": (
             alpha / (m + 1),
             total,
-            lambda g, s: {n: (v + total) / (m + 1) for n, v in g.items()},
+            lambda g, s, theta: {n: (v + total) / (m + 1) for n, v in g.items()},
         ),
-        "sum": (alpha, total / m, lambda g, s: {n: v + total / m for n, v in g.items()}),
+        "sum": (alpha, total / m, lambda g, s, theta: {n: v + total / m for n, v in g.items()}),
     }
     for a, b, direction in rules.values():
         _, done = run(theta, c, rule=SGD(alpha), steps=steps, direction=direction)

@@ -181,7 +181,7 @@ def adapt(
     for step in range(steps):
         batch = support(step) if callable(support) else support
         before, g = _gradient(forward, theta, batch, step, loss=loss, names=names, order=order)
-        update, state = rule.update(g if direction is None else direction(g, step), state)
+        update, state = rule.update(g if direction is None else direction(g, step, theta), state)
         theta = descend(theta, update, lr=rule.lr, rates=rate_at(start.rates, step))
         if order == 0:
             theta, state = detach(theta), tuple(detach(part) for part in state)
