@@ -18,7 +18,7 @@ from torchemo.config.run import RunConfig
 from torchemo.core.rng import generator_for
 from torchemo.core.types import TaskShape
 from torchemo.learners.build import build_learner
-from torchemo.memory.inspection import principal_map
+from torchemo.memory.inspection.slots import principal_map
 from torchemo.memory.selective import SkipUnfamiliar, SkipUnhelpful
 from torchemo.models import build_model
 from torchemo.report.figures import Interval, Line, forest, lines, smooth

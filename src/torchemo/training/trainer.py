@@ -15,7 +15,7 @@ from torchemo.core.tree import detach, is_finite
 from torchemo.core.types import Episode, Params, Recall
 from torchemo.learners.learner import STATE, Advance, Learner, Scheduled, Staged, learned, within
 from torchemo.memory.build import RATE
-from torchemo.memory.diagnostics import RecallStatistics, recall_statistics
+from torchemo.memory.inspection.recalls import RecallStatistics, recall_statistics
 from torchemo.memory.interface import TaskMemory
 from torchemo.memory.keys.recognition import SelfRecognition
 from torchemo.training.phases import Phases

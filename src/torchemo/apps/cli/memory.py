@@ -13,7 +13,7 @@ from torchemo.report.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from torchemo.core.types import Params
-    from torchemo.memory.inspection import MemoryView, SlotView
+    from torchemo.memory.inspection.slots import MemoryView, SlotView
     from torchemo.memory.store import EpisodicMemory
     from torchemo.runs.storage.checkpoint import Checkpoint
 
@@ -39,7 +39,7 @@ class ShowMemory:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.memory.inspection import survey
+        from torchemo.memory.inspection.slots import survey
         from torchemo.runs.load import best_checkpoint, read_config
 
         config = _with_memory(self.run_folder, read_config(self.run_folder))
@@ -121,7 +121,7 @@ def _state(saved: "Checkpoint") -> "Params":
 def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
     import torch
 
-    from torchemo.memory.inspection import restored_memory
+    from torchemo.memory.inspection.slots import restored_memory
 
     value_dtype = getattr(torch, config.memory.options["value_dtype"])
     return restored_memory(_state(saved), value_dtype=value_dtype)
@@ -134,7 +134,7 @@ def _failed(saved: "Checkpoint") -> list[int] | None:
 
 
 def _faults(config: RunConfig, path: Path) -> list[str]:
-    from torchemo.memory.inspection import faults
+    from torchemo.memory.inspection.slots import faults
     from torchemo.runs.storage import checkpoint
     from torchemo.training.system import OLD_GROUP
 

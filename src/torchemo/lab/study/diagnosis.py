@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchemo.core.types import Recall
-from torchemo.memory.diagnostics import RecallStatistics, recall_statistics
+from torchemo.memory.inspection.recalls import RecallStatistics, recall_statistics
 from torchemo.runs.load import Opened
 from torchemo.training.step import outer_step
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.memory.inspection import SlotView, principal_map, survey
+from torchemo.memory.inspection.slots import SlotView, principal_map, survey
 from torchemo.memory.interface import TaskMemory
 from torchemo.report.run.probe import Probe
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchemo.memory.diagnostics import recall_statistics
+from torchemo.memory.inspection.recalls import recall_statistics
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.store import EpisodicMemory
 

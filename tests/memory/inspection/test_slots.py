@@ -6,7 +6,7 @@ import torch
 
 from torchemo.core.errors import CheckpointError
 from torchemo.memory.controllers import Clock
-from torchemo.memory.inspection import faults, principal_map, restored_memory, survey
+from torchemo.memory.inspection.slots import faults, principal_map, restored_memory, survey
 from torchemo.memory.store import EpisodicMemory
 
 

@@ -1,0 +1,1 @@
+"""What a memory holds, and what a recall was worth."""
