@@ -7,7 +7,7 @@ import ast
 import inspect
 import re
 import textwrap
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, get_type_hints
 
@@ -44,6 +44,8 @@ def options_of(kind: type) -> list[Option]:
     found = []
     for field in fields(kind):
         name, hint = field.name, hints[field.name]
+        if is_dataclass(hint) and hint is not Part:
+            continue  # a section of its own
         of = parts.get(name)
         words = type_words(hint) if of is None else f"a part: one of {', '.join(of)}"
         found.append(Option(name, words, _default(field), told.get(name, "")))

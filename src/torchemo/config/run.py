@@ -41,6 +41,39 @@ class OuterConfig:
 
 @final
 @dataclass(frozen=True)
+class StreamSpec:
+    """Tasks that come back, each time with new examples (`torchemo.data.streams`)."""
+
+    pool: int = 0
+    """Tasks of a split that come back, R; 0 draws every task anew, as usual."""
+    law: Literal["uniform", "rounds", "zipf", "bursts", "drift"] = "uniform"
+    """Which of them comes next. uniform: any. rounds: one after the other, then all again. zipf: number r in
+    proportion to 1 / r. bursts: one of ``active`` random ones, which are drawn anew every ``span`` visits.
+    drift: one of ``active`` neighbours, the first of which leaves every ``span`` visits while the next one
+    joins."""
+    active: int = 5
+    """bursts, drift: tasks that are visited at a time."""
+    span: int = 50
+    """bursts: visits between two draws. drift: visits between two changes."""
+    once: float = 0.0
+    """Share of the visits that belong to a task that never comes back."""
+    labels: Literal["kept", "shuffled"] = "kept"
+    """Whether a task that comes back has the same label order."""
+    exchanged: int = 0
+    """Classes of a task that others replace at every later visit."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("pool", 0), ("active", 1), ("span", 1), ("exchanged", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"data.stream.{name} should be {least} or more, got {getattr(self, name)}."
+                )
+        if not 0 <= self.once <= 1:
+            raise ConfigError(f"data.stream.once should be a share in [0, 1], got {self.once}.")
+
+
+@final
+@dataclass(frozen=True)
 class DataConfig:
     """Where tasks come from and what they look like."""
 
@@ -65,6 +98,8 @@ class DataConfig:
     """Which splits to take where the file holds several for a source, such as fc100."""
     classes_per_family: int = 60
     """procedural: classes of each of the four families."""
+    stream: StreamSpec = field(default_factory=StreamSpec)
+    """Tasks that come back."""
 
 
 @final

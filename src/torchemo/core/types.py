@@ -38,6 +38,10 @@ class Episode:
         query: What they are judged on.
         domain: Which domain or family each task comes from, for analysis.
         index: Which episode of its split each task is.
+        classes: Which class of the data stands behind each label; classes of all splits are counted together.
+        task: Which recurring task of a stream it is, -1 for a task that never comes back
+            (`torchemo.data.streams`).
+        visit: How often that task was there before.
 
     Example:
         >>> x, y = torch.rand(2, 5, 3, 32, 32), torch.arange(5).repeat(2, 1)  # two 5-way 1-shot tasks
@@ -49,6 +53,9 @@ class Episode:
     query: Batch
     domain: Int[Tensor, " task"] | None = None
     index: Int[Tensor, " task"] | None = None
+    classes: Int[Tensor, "task way"] | None = None
+    task: Int[Tensor, " task"] | None = None
+    visit: Int[Tensor, " task"] | None = None
 
 
 class Recall(NamedTuple):

@@ -118,7 +118,7 @@ def sample_ids(
             f"episodes are counted from 0 and at least one is drawn: {start=}, {count=}."
         )
     check_fits(index, spec, split=split, domain=domain)
-    pools = _pools(index, split=split, domain=domain)
+    pools = class_pools(index, split=split, domain=domain)
     tasks = [
         _draw(index, spec, pools, generator=generator_for(seed, "episode", split, i), number=i)
         for i in range(start, start + count)
@@ -133,6 +133,8 @@ def gather(index: ClassIndex, ids: EpisodeIds) -> Episode:
         Batch(_pictures(index, ids, ids.query, ids.query_y), ids.query_y),
         ids.domain,
         ids.number,
+        # Turned classes count as further classes.
+        ids.classes + ids.turns * len(index.class_names),
     )
 
 
@@ -145,7 +147,7 @@ def check_fits(
     index: ClassIndex, spec: EpisodeSpec, *, split: str, domain: str | None = None
 ) -> None:
     """Raise `DataError` naming the domain or class that cannot supply a task of this shape."""
-    pools = _pools(index, split=split, domain=domain)
+    pools = class_pools(index, split=split, domain=domain)
     if not pools:
         where = "" if domain is None else f" of domain {domain!r}"
         raise DataError(
@@ -179,7 +181,9 @@ def _check_pool(
         )
 
 
-def _pools(index: ClassIndex, *, split: str, domain: str | None) -> list[NDArray[np.int64]]:
+def class_pools(
+    index: ClassIndex, *, split: str, domain: str | None = None
+) -> list[NDArray[np.int64]]:
     """Return the classes of each domain that has any in this split."""
     classes = index.classes(split=split, domain=domain)
     domains = index.domain_of_class[classes]

@@ -11,6 +11,7 @@ from torchemo.core.types import Episode, TaskShape
 from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
 from torchemo.data.index import SPLITS, ClassIndex, merge
 from torchemo.data.load import load, splits_for
+from torchemo.data.streams import ClassVisits, FunctionVisits, StreamTasks
 from torchemo.data.synthetic.pictures import procedural
 from torchemo.data.synthetic.regression import FAMILIES, Group, RegressionSpec, sample_regression
 
@@ -74,6 +75,11 @@ class PictureTasks:
         """Digest of images, classes and splits."""
         return self.index.fingerprint()
 
+    @property
+    def visited(self) -> ClassVisits:
+        """How images of classes that come back are drawn."""
+        return ClassVisits(self.index, self.spec)
+
     def sample(
         self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
     ) -> Episode:
@@ -108,6 +114,11 @@ class RegressionTasks:
         """The families are formulas: their description is their digest."""
         return repr(self.spec)
 
+    @property
+    def visited(self) -> FunctionVisits:
+        """How points of a function that comes back are drawn."""
+        return FunctionVisits(self.spec)
+
     def sample(
         self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
     ) -> Episode:
@@ -118,6 +129,16 @@ class RegressionTasks:
 
 def open_source(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> TaskSource:
     """Open what ``config.source`` names and check that the tasks fit."""
+    source = _open(config, needed)
+    return StreamTasks(source, config.stream) if config.stream.pool else source
+
+
+def open_stream(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> StreamTasks:
+    """Open tasks that come back; `open_source` for ``config.stream`` with a pool."""
+    return StreamTasks(_open(config, needed), config.stream)
+
+
+def _open(config: DataConfig, needed: Sequence[str]) -> PictureTasks | RegressionTasks:
     if any(name.startswith(REGRESSION) for name in config.source):
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)

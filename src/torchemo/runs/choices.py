@@ -1,12 +1,12 @@
 """From what a person chooses (a preset, data, a few numbers) to the configuration of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from torchemo.config.presets import preset
-from torchemo.config.run import RunConfig
+from torchemo.config.run import DataConfig, RunConfig
 from torchemo.config.toml import from_dict, merged, override, to_dict
 from torchemo.runs.load import load_config
 from torchemo.runs.upgrade import refuse_old
@@ -65,6 +65,24 @@ class Choices:
             refuse_old(option.partition("=")[0])
             override(plain, option)
         return from_dict(plain, RunConfig, where="the chosen options")
+
+
+def stream_options(given: Sequence[str]) -> tuple[str, ...]:
+    """Turn what was given for a stream into options of a run; the pool alone may be a bare number.
+
+    Example:
+        >>> stream_options(["100", "law=zipf"])
+        ('data.stream.pool=100', 'data.stream.law=zipf')
+    """
+    return tuple(f"data.stream.{'pool=' if one.isdigit() else ''}{one}" for one in given)
+
+
+def with_stream(data: DataConfig, given: Sequence[str]) -> DataConfig:
+    """Return where tasks come from with other options of the stream."""
+    plain = {"data": to_dict(data)}
+    for option in stream_options(given):
+        override(plain, option)
+    return from_dict(plain["data"], DataConfig, where="--stream", path="data.")
 
 
 def _names_first(option: str) -> tuple[bool, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 
 import tyro
 
+from torchemo.apps.cli.stream import ShowStream
 from torchemo.core.errors import DataError
 from torchemo.report.terminal import counted, print_json, print_table, printable
 
@@ -140,12 +141,13 @@ class PackSet:
 @final
 @dataclass(frozen=True)
 class DataCommand:
-    """Image sets: list what there is, check one, pack one."""
+    """Image sets: list what there is, check one, pack one; show tasks that come back."""
 
     action: (
         Annotated[ListSets, tyro.conf.subcommand("list")]
         | Annotated[CheckSet, tyro.conf.subcommand("check")]
         | Annotated[PackSet, tyro.conf.subcommand("pack")]
+        | Annotated[ShowStream, tyro.conf.subcommand("stream")]
     )
 
     def run(self) -> int:

@@ -30,6 +30,9 @@ class EvalCommand:
     """With --data: a file of class splits."""
     scheme: str | None = None
     """With --data: which splits to take, where the file holds several."""
+    stream: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Test tasks that come back: options of data.stream, such as pool=100 law=zipf; those of the run by
+    default, and pool=0 draws every task anew."""
     steps: int | None = None
     """Inner steps; those of training by default."""
     step: int | None = None
@@ -56,7 +59,7 @@ class EvalCommand:
             data=self._data(),
             needed=(self.split,),
         )
-        on = "+".join(Path(name).stem for name in self.data) or None
+        on = "+".join([Path(name).stem for name in self.data] + list(self.stream)) or None
         with counted("tasks") as progress:
             record = score_run(self.run_folder, opened, protocol, on=on, progress=progress)
         if self.json:
@@ -70,15 +73,18 @@ class EvalCommand:
         return 0
 
     def _data(self) -> DataConfig | None:
-        if not self.data:
-            if self.splits is not None or self.scheme is not None:
-                raise ConfigError("--splits and --scheme belong to --data.")
+        if not self.data and (self.splits is not None or self.scheme is not None):
+            raise ConfigError("--splits and --scheme belong to --data.")
+        if not self.data and not self.stream:
             return None
+        from torchemo.runs.choices import with_stream
         from torchemo.runs.load import read_config
 
-        splits = None if self.splits is None else str(self.splits)
         own = read_config(self.run_folder).data
-        return replace(own, source=self.data, splits=splits, scheme=self.scheme)
+        if self.data:
+            splits = None if self.splits is None else str(self.splits)
+            own = replace(own, source=self.data, splits=splits, scheme=self.scheme)
+        return with_stream(own, self.stream)
 
 
 @final

@@ -1,7 +1,7 @@
 """``torchemo options``: which options a run has, part by part."""
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, final, get_type_hints
 
 import tyro
@@ -22,7 +22,8 @@ class OptionsCommand:
     """List the sections of a configuration and their parts, or the options of one of them."""
 
     part: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="PART")]] = None
-    """A section (train, data, outer) or a part, such as learner.meta-sgd or memory.key.transformer."""
+    """A section (train, data, data.stream, outer) or a part, such as learner.meta-sgd or
+    memory.key.transformer."""
     json: bool = False
     """Print as JSON."""
 
@@ -40,9 +41,13 @@ class OptionsCommand:
 
 def _sections() -> dict[str, type]:
     """Return the sections of a configuration that have options of their own."""
-    hints = get_type_hints(RunConfig)
-    own: dict[str, type] = {field.name: hints[field.name] for field in fields(RunConfig)}
-    return {name: kind for name, kind in own.items() if kind is not Part}
+    found: dict[str, type] = {}
+    for name, kind in get_type_hints(RunConfig).items():
+        if kind is not Part:
+            found[name] = kind
+            inner: dict[str, type] = get_type_hints(kind)
+            found |= {f"{name}.{n}": k for n, k in inner.items() if is_dataclass(k)}
+    return found
 
 
 def _registries() -> dict[str, "Registry"]:

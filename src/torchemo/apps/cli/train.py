@@ -22,7 +22,7 @@ _PRESETS = (
 )
 _WITH_NEW_RUNS = (
     *("preset", "config", "data", "splits", "scheme", "steps", "seed", "size", "way", "shot"),
-    "options",
+    *("stream", "options"),
 )
 
 
@@ -57,6 +57,8 @@ class TrainCommand:
     """Classes of a task, N; sets data.n_way."""
     shot: int | None = None
     """Support examples per class, K; sets data.n_shot."""
+    stream: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Tasks that come back: options of data.stream, such as pool=100 law=zipf once=0.2."""
     accept_new_data: bool = False
     """Continue a run although its data have changed."""
     release_memory: bool = False
@@ -118,11 +120,12 @@ class TrainCommand:
 
     def resolved(self) -> RunConfig:
         """Return the configuration: defaults < preset < file < flags (--data, --steps, ...) < KEY=VALUE."""
-        from torchemo.runs.choices import SHORT, Choices
+        from torchemo.runs.choices import SHORT, Choices, stream_options
 
         short = {name: getattr(self, name) for name in SHORT}
         short["splits"] = None if self.splits is None else str(self.splits)
-        return Choices(self.preset, self.config, self.data, short, self.options).resolved()
+        options = (*stream_options(self.stream), *self.options)
+        return Choices(self.preset, self.config, self.data, short, options).resolved()
 
 
 class _Printer:

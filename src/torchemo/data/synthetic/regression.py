@@ -13,8 +13,8 @@ Episode i of a split under a seed is a pure function of (seed, split, i).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, final
 
@@ -196,14 +196,34 @@ def sample_regression(
         >>> episode.support.x.shape, episode.query.y.shape
         (torch.Size([3, 5, 1]), torch.Size([3, 10, 1]))
     """
-    draws = _draw(spec, seed, split=split, start=start, count=count)
+    draws = _draw(spec, _generators(spec, seed, split=split, start=start, count=count))
+    index = torch.arange(start, start + count)
+    return replace(_episode(spec, draws, dtype=dtype), index=index)
+
+
+def sample_visits(
+    spec: RegressionSpec, functions: Sequence[torch.Generator], points: Sequence[torch.Generator]
+) -> Episode:
+    """Draw tasks whose functions and query points come from one generator, support points from another.
+
+    Args:
+        spec: Group, shots, queries, noise.
+        functions: One generator per task; the same one gives the same function and queries.
+        points: One generator per task, for the support points.
+    """
+    first, again, n = _draw(spec, functions), _draw(spec, points), spec.n_query
+    x = torch.cat([first.x[:, :n], _placed(spec, first.tasks, again.x[:, n:])], 1)
+    noise = torch.cat([first.noise[:, :n], again.noise[:, n:]], 1)
+    return _episode(spec, _Draws(first.tasks, x, noise))
+
+
+def _episode(spec: RegressionSpec, draws: _Draws, *, dtype: torch.dtype = torch.float32) -> Episode:
     y = regression_targets(spec, draws.tasks, x=draws.x) + spec.noise_std * draws.noise
     x, y, n = draws.x.to(dtype), y.to(dtype), spec.n_query
     return Episode(
         support=Batch(x[:, n:].contiguous(), y[:, n:].contiguous()),
         query=Batch(x[:, :n].contiguous(), y[:, :n].contiguous()),
         domain=draws.tasks.family,
-        index=torch.arange(start, start + count),
     )
 
 
@@ -211,7 +231,7 @@ def regression_tasks(
     spec: RegressionSpec, seed: int, *, split: str, start: int, count: int
 ) -> RegressionTasks:
     """Return the functions behind the episodes that `sample_regression` draws."""
-    return _draw(spec, seed, split=split, start=start, count=count).tasks
+    return _draw(spec, _generators(spec, seed, split=split, start=start, count=count)).tasks
 
 
 def regression_targets(
@@ -226,28 +246,40 @@ def regression_targets(
     return y.unsqueeze(-1)
 
 
-def _draw(spec: RegressionSpec, seed: int, *, split: str, start: int, count: int) -> _Draws:
+def _generators(
+    spec: RegressionSpec, seed: int, *, split: str, start: int, count: int
+) -> list[torch.Generator]:
     if split not in ("train", "val", "test"):
         raise ConfigError(f"split should be train, val or test, got '{split}'.")
     if start < 0 or count < 1:
         raise ConfigError(f"expected start >= 0 and count >= 1, got {start} and {count}.")
+    path = ("regression", spec.group, split)
+    return [generator_for(seed, *path, index) for index in range(start, start + count)]
+
+
+def _draw(spec: RegressionSpec, generators: Sequence[torch.Generator]) -> _Draws:
     points = spec.n_query + spec.n_shot
     uniforms, noises = [], []
-    for index in range(start, start + count):
-        generator = generator_for(seed, "regression", spec.group, split, index)
+    for generator in generators:
         size = 1 + MAX_COEFFICIENTS + points * spec.input_dim
         uniforms.append(torch.rand(size, generator=generator, dtype=torch.float64))
         if spec.noise_std > 0:
             noises.append(torch.randn(points, generator=generator, dtype=torch.float64))
-    u = torch.stack(uniforms)
+    u, count = torch.stack(uniforms), len(uniforms)
     noise = torch.stack(noises) if noises else torch.zeros(count, points, dtype=torch.float64)
     tasks = _tasks(spec, u[:, : 1 + MAX_COEFFICIENTS])
     x = _between(u[:, 1 + MAX_COEFFICIENTS :], X_RANGE[0], X_RANGE[1])
-    x = x.reshape(count, points, spec.input_dim)
-    if spec.input_dim == 2:
-        planar = torch.tensor([family.planar for family in FAMILIES[spec.group]])[tasks.family]
-        x[~planar, :, 1] = 1.0
+    x = _placed(spec, tasks, x.reshape(count, points, spec.input_dim))
     return _Draws(tasks, x, noise.unsqueeze(-1))
+
+
+def _placed(spec: RegressionSpec, tasks: RegressionTasks, x: Tensor) -> Tensor:
+    """Put the inputs of 1-D families on the line x2 = 1."""
+    if spec.input_dim == 1:
+        return x
+    planar = torch.tensor([family.planar for family in FAMILIES[spec.group]])[tasks.family]
+    line = torch.ones_like(x[..., 1])
+    return torch.stack([x[..., 0], torch.where(planar[:, None], x[..., 1], line)], -1)
 
 
 def _tasks(spec: RegressionSpec, u: Float[Tensor, "task 5"]) -> RegressionTasks:
