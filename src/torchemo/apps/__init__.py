@@ -1,1 +1,1 @@
-"""What people start: the command line."""
+"""What people start: the command line and the page."""

@@ -140,7 +140,7 @@ def answer_folder(
     """
     form, classes = _form(trained, invert=invert), support_classes(support)
     queries, names = query_pictures(query), tuple(c.name for c in classes)
-    learner = _learner(trained, len(names))
+    learner = learner_for(trained, len(names))
     task = _support([c.pictures for c in classes], form)
     pixels = _pixels(list(queries.values()), form)
     outputs, recall = _answer(trained, learner, task, pixels, steps=steps)
@@ -151,7 +151,7 @@ def answer_folder(
         names,
         tuple(len(c.pictures) for c in classes),
         tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
-        *_recalled(trained, recall),
+        *recalled(trained, recall),
     )
 
 
@@ -191,7 +191,7 @@ def _form(trained: Trained, *, invert: bool) -> PictureForm:
     return PictureForm(height, width, channels, invert=invert)
 
 
-def _learner(trained: Trained, n_way: int) -> Learner:
+def learner_for(trained: Trained, n_way: int) -> Learner:
     """Return the learner for this number of classes."""
     learner, known = trained.system.learner, trained.shape.n_out
     if n_way == known:
@@ -252,7 +252,7 @@ def _answer(
     return torch.stack(answers), recall
 
 
-def _recalled(
+def recalled(
     trained: Trained, recall: Recall | None
 ) -> tuple[tuple[RecalledSlot, ...], bool | None, bool | None]:
     """Return what was recalled, and whether the task is familiar and its slots passed validation."""

@@ -31,6 +31,7 @@ COMMANDS = {
     "memory": "torchemo.apps.cli.memory:MemoryCommand",
     "checkpoint": "torchemo.apps.cli.checkpoint:CheckpointCommand",
     "adapt": "torchemo.apps.cli.adapt:AdaptCommand",
+    "serve": "torchemo.apps.cli.serve:ServeCommand",
     "bench": "torchemo.lab.commands.bench:BenchCommand",
     "doctor": "torchemo.lab.commands.doctor:DoctorCommand",
 }
