@@ -64,7 +64,7 @@ def needs_classes(learner):
 
 def test_learners_that_need_classes_refuse_regression():
     refusing = {learner for learner in learners() if needs_classes(learner)}
-    assert refusing == {"proto-maml", "protonet", "matchingnet", "metaoptnet-ridge"}
+    assert refusing == {"proto-maml", "protonet", "matchingnet", "metaoptnet-ridge", "nearest-mean"}
     for learner in refusing:
         with pytest.raises(ConfigError, match="needs classes; these tasks are regression"):
             build_learner(Part(learner), MLP(1), POINTS)
@@ -213,6 +213,7 @@ def test_no_preset_of_the_earlier_version_is_gone_and_these_are_new():
         "protonet",
         "matchingnet",
         "metaoptnet-ridge",
+        "nearest-mean",
     }
 
 

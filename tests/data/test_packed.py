@@ -284,7 +284,7 @@ def forge(folder, **changes):
         ({"shape": [9, 3, 8]}, "images.npy: should be uint8 of shape"),
         ({"shape": "all"}, "missing or garbled"),
         ({"files": {"images.npy": 7}}, "missing or garbled"),
-        ({"version": 2}, r"has format version 2, this is 1.\nUpgrade"),
+        ({"version": 3}, r"has format version 3, this is 2.\nUpgrade"),
         ({"format": "zip"}, "is not the index of a packed set"),
     ],
 )

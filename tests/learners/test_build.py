@@ -36,7 +36,7 @@ def test_the_inner_loss_scales_the_steps(loss, scale):
     assert learner.loop.loss_scale == scale
 
 
-@pytest.mark.parametrize("name", ["proto-maml", "protonet", "matchingnet", "metaoptnet-ridge"])
+@pytest.mark.parametrize("name", ["proto-maml", "protonet", "matchingnet", "nearest-mean"])
 def test_learners_of_classes_refuse_regression(name):
     with pytest.raises(ConfigError, match="regression"):
         build_learner(Part(name), MLP(1), POINTS)

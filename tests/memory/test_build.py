@@ -27,7 +27,7 @@ POINTS = TaskShape("regression", (1,), 1, n_shot=5)
 NET = Conv4(3, image_size=16, filters=4)
 KEY = Part("transformer", {"layers": 1, "dim": 8, "heads": 2, "ff": 8})
 PAIRS = KEY.set(embedder="pairs")
-METRIC = ("protonet", "matchingnet", "metaoptnet-ridge")
+METRIC = ("nearest-mean", "protonet", "matchingnet", "metaoptnet-ridge")
 """Learners without an inner loop."""
 CLASSES = ("proto-maml", *METRIC)
 """Learners that need classes."""

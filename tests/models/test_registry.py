@@ -14,7 +14,8 @@ CASES = {
 
 
 def test_every_registered_network_has_a_case_here():
-    assert set(MODELS) == set(CASES)
+    # A pretrained network needs its weights; tests/models/pretrained has a case with stand-ins.
+    assert set(MODELS) - {"efficientnet-lite0"} == set(CASES)
     assert MODELS["conv4"] is Conv4
 
 

@@ -49,12 +49,16 @@ class Registry(Mapping[str, Any]):
         section: Where a configuration names one: ``learner``, ``memory.key``.
         parts: Name -> ``package.module:Class``.
         group: Entry points of this group are further parts.
+        named: ``package.module:function`` that makes a part of any other name with a colon, if there is one.
     """
 
-    def __init__(self, what: str, section: str, parts: Mapping[str, str], *, group: str) -> None:
+    def __init__(
+        self, what: str, section: str, parts: Mapping[str, str], *, group: str, named: str = ""
+    ) -> None:
         self.what = what
         self.section = section
         self.group = group
+        self.named = named
         self._own = dict(parts)
 
     @cached_property
@@ -78,6 +82,9 @@ class Registry(Mapping[str, Any]):
             ConfigError: There is none of this name, or it cannot be imported.
         """
         if name not in self._places:
+            if self.named and ":" in name:
+                place, _, function = self.named.partition(":")
+                return getattr(import_module(place), function)(name)
             raise ConfigError(f"there is no {self.what} '{name}'.", hint=self._nearest(name))
         module, _, attribute = self._places[name].partition(":")
         try:

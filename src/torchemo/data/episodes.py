@@ -96,7 +96,8 @@ def sample_episodes(
         domain: Draw from this domain only.
 
     Returns:
-        Images ``x [B, n, C, H, W]`` in [0, 1], labels ``y [B, n]``, domain and number of tasks.
+        Images ``x [B, n, C, H, W]`` in [0, 1] or features ``x [B, n, d]``, labels ``y [B, n]``, domain
+        and number of tasks.
     """
     ids = sample_ids(index, spec, seed=seed, split=split, start=start, count=count, domain=domain)
     return gather(index, ids)
@@ -156,6 +157,10 @@ def check_fits(
         )
     for pool in pools:
         _check_pool(index, spec, pool, split=split)
+    if spec.rotations and index.holds_features:
+        raise DataError(
+            "features cannot be turned by 90 degrees.", hint="Set data.rotations = false."
+        )
     if spec.rotations and index.shape[1] != index.shape[2]:
         raise DataError(
             f"images of {index.shape[1]}x{index.shape[2]} pixels cannot be turned by 90 degrees.",
@@ -236,6 +241,8 @@ def _choose(
 
 def _pictures(index: ClassIndex, ids: EpisodeIds, images: Tensor, y: Tensor) -> Tensor:
     pixels = index.images[images.numpy()]
+    if index.holds_features:
+        return torch.from_numpy(pixels).to(torch.float32)
     turns = ids.turns.gather(1, y).numpy()
     for quarter in range(1, 4):
         rows = turns == quarter

@@ -1,4 +1,4 @@
-"""The one in-memory form of an image set: images, their classes, and the split of each class."""
+"""The one in-memory form of an image set: images or their features, classes, and the split of each class."""
 
 import hashlib
 import json
@@ -40,7 +40,8 @@ class ClassIndex:
     may lie in RAM or in a memory map; they are held as a read-only view and never copied here.
 
     Args:
-        images: Images, uint8 ``[n, C, H, W]`` with one or three channels.
+        images: Images, uint8 ``[n, C, H, W]`` with one or three channels; or features that a network made
+            of them, float32 or float16 ``[n, d]``.
         label: Class of each image, integers ``[n]`` in ``0 .. len(class_names) - 1``.
         class_names: Name of each class, unique within a domain.
         class_split: Split of each class: ``train``, ``val`` or ``test``.
@@ -80,17 +81,21 @@ class ClassIndex:
         return len(self.label)
 
     def __repr__(self) -> str:
-        channels, height, width = self.shape
+        what = "features" if self.holds_features else "images"
         return (
-            f"ClassIndex({len(self)} images {channels}x{height}x{width},"
+            f"ClassIndex({len(self)} {what} {'x'.join(map(str, self.shape))},"
             f" {len(self.class_names)} classes, domains {list(self.domains)})"
         )
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of every image; length of every feature vector."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether examples are feature vectors instead of images."""
+        return self.images.ndim == 2
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -184,6 +189,10 @@ class ClassIndex:
             )
         return tuple(rows)
 
+    def with_splits(self, splits: Sequence[str], *, domains: Sequence[str]) -> "ClassIndex":
+        """Return the same classes with other splits and names of domains."""
+        return ClassIndex(self.images, self.label, self.class_names, splits, domains)
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, labels, names, splits and domains.
 
@@ -231,10 +240,11 @@ def _number(name: str, known: Sequence[str], *, what: str) -> int:
 
 
 def _check_images(images: NDArray[Any], label: NDArray[Any]) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+    pixels = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3)
+    if not pixels and not (images.dtype in (np.float32, np.float16) and images.ndim == 2):
         raise DataError(
-            "images should be uint8 of shape [n, C, H, W] with 1 or 3 channels,"
-            f" got {images.dtype} of shape {list(images.shape)}.",
+            "images should be uint8 of shape [n, C, H, W] with 1 or 3 channels, or features float32 or"
+            f" float16 of shape [n, d], got {images.dtype} of shape {list(images.shape)}.",
             hint="Move the channel axis to position 1 and keep the 0..255 range.",
         )
     if 0 in images.shape:

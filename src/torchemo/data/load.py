@@ -50,9 +50,11 @@ def load(
     """
     form = {"image_size": image_size, "channels": channels}
     # Only a packed set that is wanted as it is can stay on disk; anything else is read into memory.
-    if is_packed(Path(path)) and splits is None and domain is None:
+    if is_packed(Path(path)):
         index = open_packed(Path(path))
-        if _has_form(index, **form):
+        if index.holds_features:  # of any size and colour: a network has seen the images
+            return with_listed_splits(index, find(path, splits=splits, domain=domain))
+        if splits is None and domain is None and _has_form(index, **form):
             return index
     listing = find(path, splits=splits, domain=domain, boxes=boxes)
     return read(listing, **form, resample=resample, skip_bad=skip_bad, progress=progress)
@@ -109,6 +111,13 @@ def splits_for(
         else SplitFile(listed, scheme if scheme in names else None)
         for listed, names in zip(files, offers, strict=True)
     ]  # fmt: skip
+
+
+def with_listed_splits(index: ClassIndex, listing: Listing) -> ClassIndex:
+    """Give the classes of an image set the splits and domains that they have in a listing."""
+    return index.with_splits(
+        [str(c.split) for c in listing.classes], domains=[c.domain for c in listing.classes]
+    )
 
 
 def read(

@@ -2,6 +2,7 @@
 
 A packed set is a folder of ``images.npy`` (uint8 ``[n, C, H, W]``, sorted by class) and ``index.json``
 (classes, splits, domains, SHA-256 of both files). It appears under its name only when it is complete.
+A set of features (`torchemo.data.features`) has ``features.npy`` (float32 ``[n, d]``) instead.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,11 @@ from torchemo.data.index import ClassIndex
 from torchemo.data.listing import Listing, Progress, decode_all, form_for
 
 FORMAT = "torchemo-packed"
-VERSION = 1
+VERSION = 2
+"""1 holds images, 2 features."""
 
 _IMAGES, _INDEX = "images.npy", "index.json"
+FEATURES = "features.npy"
 _MAX_INDEX_BYTES = 1 << 28
 
 
@@ -54,8 +57,10 @@ class _Index(NamedTuple):
     splits: list[str]
     domains: list[str]
     counts: list[int]
+    file: str
     size: int
     sha256: str
+    network: dict[str, Any] | None
 
 
 def pack(
@@ -84,12 +89,14 @@ def pack(
     """
     out = Path(out)
     form = form_for(listing, image_size=image_size, channels=channels, resample=resample)
-    _check_place(out, listing.total * form.channels * form.height * form.width)
+    check_place(out, listing.total * form.channels * form.height * form.width)
     with _published(out) as folder:
         counts, skipped = _write_images(
             folder / _IMAGES, listing, form, skip_bad=skip_bad, progress=progress
         )
-        _write_index(folder, listing, form, counts, skipped)
+        shape = [sum(counts), form.channels, form.height, form.width]
+        about = {"version": 1, "resample": form.resample, "shape": shape}
+        write_index(folder, listing, counts, skipped, about=about)
         open_packed(folder)
     return PackReport(out, sum(counts), len(counts), skipped)
 
@@ -98,38 +105,49 @@ def is_packed(path: Path) -> bool:
     """Say whether a folder is a packed set, or what is left of one."""
     index = path / _INDEX
     if not index.is_file():
-        return (path / _IMAGES).is_file()
+        return _has_rows(path)
     with index.open("rb") as stream:
-        return FORMAT.encode() in stream.read(1024) or (path / _IMAGES).is_file()
+        return FORMAT.encode() in stream.read(1024) or _has_rows(path)
+
+
+def _has_rows(path: Path) -> bool:
+    return any((path / name).is_file() for name in (_IMAGES, FEATURES))
+
+
+def made_by(path: Path | str) -> dict[str, Any] | None:
+    """Return the network that made the features of a packed set, None for one of images."""
+    return _read_index(Path(path)).network
 
 
 def open_packed(path: Path | str, *, verify: bool = True) -> ClassIndex:
     """Open a packed set as a memory map."""
     path = Path(path)
     index = _read_index(path)
-    _check_file(path / _IMAGES, index.size, index.sha256 if verify else None)
+    file, dtype = path / index.file, np.dtype(np.uint8 if index.file == _IMAGES else np.float32)
+    _check_file(file, index.size, index.sha256 if verify else None)
     try:
-        images = np.load(path / _IMAGES, mmap_mode="r", allow_pickle=False)
+        images = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path / _IMAGES}: cannot be mapped ({error}).") from error
-    if images.shape != index.shape or images.dtype != np.uint8:
+        raise DataError(f"{file}: cannot be mapped ({error}).") from error
+    if images.shape != index.shape or images.dtype != dtype:
         raise DataError(
-            f"{path / _IMAGES}: should be uint8 of shape {list(index.shape)},"
+            f"{file}: should be {dtype} of shape {list(index.shape)},"
             f" got {images.dtype} of shape {list(images.shape)}."
         )
     label = np.repeat(np.arange(len(index.counts)), index.counts)
     return ClassIndex(images, label, index.names, index.splits, index.domains)
 
 
-def _check_place(out: Path, image_bytes: int) -> None:
+def check_place(out: Path, size: int) -> None:
+    """Refuse a place that is taken, or where ``size`` bytes do not fit."""
     if out.exists() or out.is_symlink():
         raise DataError(f"{out}: exists already.", hint="Choose another name, or remove it first.")
     if not out.parent.is_dir():
         raise DataError(f"{out.parent}: is no folder.", hint="Make it first.")
     free = shutil.disk_usage(out.parent).free
-    if free < image_bytes:
+    if free < size:
         raise ResourceError(
-            f"{out}: needs {image_bytes} bytes, the disk has {free} left.",
+            f"{out}: needs {size} bytes, the disk has {free} left.",
             hint="Free some space, pack elsewhere, or choose a smaller --image-size.",
         )
 
@@ -140,13 +158,25 @@ def _published(out: Path) -> Iterator[Path]:
     folder = out.parent / f".tmp-{out.name}-{uuid.uuid4().hex[:8]}"
     claim = None
     try:
-        _sweep(out)
-        folder.mkdir()
-        claim = _claim(folder)
-        yield folder
-        _sync_folder(folder)
-        folder.rename(out)
-        _sync_folder(out.parent)
+        with writing(out):
+            _sweep(out)
+            folder.mkdir()
+            claim = _claim(folder)
+            yield folder
+            sync_folder(folder)
+            folder.rename(out)
+            sync_folder(out.parent)
+    finally:
+        if claim is not None:
+            os.close(claim)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn errors of the system while a set is written into errors for people."""
+    try:
+        yield
     except OSError as error:
         kind = (
             ResourceError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else DataError
@@ -155,10 +185,6 @@ def _published(out: Path) -> Iterator[Path]:
             f"{out}: cannot be written ({error.strerror}).",
             hint="Free some space or pack elsewhere.",
         ) from error
-    finally:
-        if claim is not None:
-            os.close(claim)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(out: Path) -> None:
@@ -189,7 +215,8 @@ def _write_images(
 ) -> tuple[list[int], tuple[BadPicture, ...]]:
     counts, skipped = [0] * len(listing.classes), []
     with path.open("wb") as stream:
-        stream.write(_header(0, form))
+        shape = (form.channels, form.height, form.width)
+        stream.write(header(0, shape, "|u1"))
         for number, picture, pixels in decode_all(listing, form, progress=progress):
             if isinstance(pixels, DataError):
                 if not skip_bad:
@@ -199,45 +226,45 @@ def _write_images(
             stream.write(pixels.data)
             counts[number] += 1
         stream.seek(0)
-        stream.write(_header(sum(counts), form))
-        _sync(stream)
+        stream.write(header(sum(counts), shape, "|u1"))
+        sync(stream)
     return counts, tuple(skipped)
 
 
-def _header(images: int, form: PictureForm) -> bytes:
-    """Return the header of ``images.npy``; NumPy pads it so that its length does not depend on n."""
+def header(rows: int, shape: tuple[int, ...], kind: str) -> bytes:
+    """Return the header of an npy file; NumPy pads it so that its length does not depend on ``rows``."""
     stream = io.BytesIO()
-    shape = (images, form.channels, form.height, form.width)
     np.lib.format.write_array_header_1_0(
-        stream, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        stream, {"descr": kind, "fortran_order": False, "shape": (rows, *shape)}
     )
     return stream.getvalue()
 
 
-def _write_index(
+def write_index(
     folder: Path,
     listing: Listing,
-    form: PictureForm,
     counts: list[int],
-    skipped: tuple[BadPicture, ...],
+    skipped: Sequence[BadPicture],
+    *,
+    about: dict[str, Any],
+    file: str = _IMAGES,
 ) -> None:
-    images = folder / _IMAGES
+    """Describe the rows in ``file``, sorted by class; ``about`` is what else is worth knowing."""
+    rows = folder / file
     content = {
         "format": FORMAT,
-        "version": VERSION,
+        **about,
         "layout": listing.layout,
-        "resample": form.resample,
-        "shape": [sum(counts), form.channels, form.height, form.width],
         "classes": [
             {"name": c.name, "split": c.split, "domain": c.domain, "images": n}
             for c, n in zip(listing.classes, counts, strict=True)
         ],
         "skipped": [bad._asdict() for bad in skipped],
-        "files": {_IMAGES: {"bytes": images.stat().st_size, "sha256": _sha256(images)}},
+        "files": {file: {"bytes": rows.stat().st_size, "sha256": _sha256(rows)}},
     }
     with (folder / _INDEX).open("w", encoding="utf-8") as stream:
         stream.write(json.dumps(content | {"sha256": _content_sha256(content)}, indent=1))
-        _sync(stream)
+        sync(stream)
 
 
 def _read_index(path: Path) -> _Index:
@@ -267,15 +294,17 @@ def _parse(content: dict[str, Any], file: Path) -> _Index:
     """Take what is needed from an index that may have been made by hand."""
     try:
         classes = content["classes"]
-        stored = content["files"][_IMAGES]
+        ((name, stored),) = content["files"].items()
         index = _Index(
             tuple(int(n) for n in content["shape"]),
             [str(c["name"]) for c in classes],
             [str(c["split"]) for c in classes],
             [str(c["domain"]) for c in classes],
             [int(c["images"]) for c in classes],
+            {_IMAGES: _IMAGES, FEATURES: FEATURES}[name],  # no other file is ever opened
             int(stored["bytes"]),
             str(stored["sha256"]),
+            content.get("network"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: its entry {error} is missing or garbled.") from error
@@ -305,12 +334,14 @@ def _content_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _sync(stream: Any) -> None:
+def sync(stream: Any) -> None:
+    """Bring what was written to a file to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,16 +1,20 @@
 """Where tasks come from: embedded images, embedded regression, or image sets on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast, final, runtime_checkable
 
 from torchemo.config.run import DataConfig
-from torchemo.core.errors import ConfigError
+from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.types import Episode, TaskShape
 from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
+from torchemo.data.features import FeatureNetwork, cache_folder, cached_features
 from torchemo.data.index import SPLITS, ClassIndex, merge
-from torchemo.data.load import load, splits_for
+from torchemo.data.listing import Progress, listing_of
+from torchemo.data.load import find, load, splits_for
+from torchemo.data.packed import is_packed, made_by
+from torchemo.data.splits import SplitFile
 from torchemo.data.streams import ClassVisits, FunctionVisits, StreamTasks
 from torchemo.data.synthetic.pictures import procedural
 from torchemo.data.synthetic.regression import FAMILIES, Group, RegressionSpec, sample_regression
@@ -55,7 +59,7 @@ class PictureTasks:
 
     @property
     def shape(self) -> TaskShape:
-        """Classification of images."""
+        """Classification of images or of their features."""
         spec = self.spec
         return TaskShape(
             "classification",
@@ -127,9 +131,23 @@ class RegressionTasks:
         return sample_regression(spec, seed, split=split, start=start, count=count)
 
 
-def open_source(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> TaskSource:
-    """Open what ``config.source`` names and check that the tasks fit."""
-    source = _open(config, needed)
+def open_source(
+    config: DataConfig,
+    *,
+    needed: Sequence[str] = SPLITS,
+    network: FeatureNetwork | None = None,
+    progress: Progress | None = None,
+) -> TaskSource:
+    """Open what ``config.source`` names and check that the tasks fit.
+
+    Args:
+        config: Which tasks.
+        needed: Splits that tasks will be drawn from; training needs all three.
+        network: A frozen network: tasks are then made of its features, computed once and kept in
+            `cache_folder`.
+        progress: Called with (images done, images in all) while features are computed.
+    """
+    source = _open(config, needed, network, progress)
     return StreamTasks(source, config.stream) if config.stream.pool else source
 
 
@@ -138,11 +156,17 @@ def open_stream(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> Stream
     return StreamTasks(_open(config, needed), config.stream)
 
 
-def _open(config: DataConfig, needed: Sequence[str]) -> PictureTasks | RegressionTasks:
+def _open(
+    config: DataConfig,
+    needed: Sequence[str],
+    network: FeatureNetwork | None = None,
+    progress: Progress | None = None,
+) -> PictureTasks | RegressionTasks:
     if any(name.startswith(REGRESSION) for name in config.source):
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)
-    tasks = PictureTasks(_pictures(config), spec)
+    found = _pictures(config) if network is None else _features(config, network, progress)
+    tasks = PictureTasks(found, spec)
     for split in needed:
         check_fits(tasks.index, spec, split=split)
     return tasks
@@ -166,11 +190,46 @@ def _pictures(config: DataConfig) -> ClassIndex:
         )
     if PROCEDURAL in config.source:
         raise ConfigError("data.source: 'procedural' does not go together with image sets.")
-    file = None if config.splits is None else Path(config.splits)
     sets = [
         load(path, image_size=config.image_size, channels=config.channels, splits=splits)
-        for path, splits in zip(
-            config.source, splits_for(config.source, file=file, scheme=config.scheme), strict=True
-        )
+        for path, splits in _with_splits(config)
     ]
     return sets[0] if len(sets) == 1 else merge(sets)
+
+
+def _features(config: DataConfig, network: FeatureNetwork, progress: Progress | None) -> ClassIndex:
+    """Open sets of features, and compute those of image sets."""
+    if config.source == (PROCEDURAL,):
+        images = procedural(
+            image_size=config.image_size, classes_per_family=config.classes_per_family
+        )
+        listing = listing_of(images, name=PROCEDURAL)
+        return cached_features(listing, network, cache_folder(), progress=progress)
+    sets = []
+    for path, splits in _with_splits(config):
+        made = made_by(path) if is_packed(Path(path)) else None
+        if made is None:
+            listing = find(path, splits=splits)
+            sets.append(cached_features(listing, network, cache_folder(), progress=progress))
+            continue
+        _check_maker(path, made, network.described())
+        sets.append(load(path, splits=splits))
+    return sets[0] if len(sets) == 1 else merge(sets)
+
+
+def _with_splits(config: DataConfig) -> Iterable[tuple[str, SplitFile | None]]:
+    file = None if config.splits is None else Path(config.splits)
+    splits = splits_for(config.source, file=file, scheme=config.scheme)
+    return zip(config.source, splits, strict=True)
+
+
+def _check_maker(path: str, made: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Refuse features of another network than the one that later images will go through."""
+    for what, words in (("name", "network"), ("size", "image size"), ("digest", "weights")):
+        if made.get(what) != wanted[what]:
+            raise DataError(
+                f"{path}: its features were made with the {words} {made.get(what)!r}, the run's network"
+                f" has {wanted[what]!r}.",
+                hint="Set model.name and model.size (--model, --size) as they were when it was packed,"
+                " or give the images themselves.",
+            )

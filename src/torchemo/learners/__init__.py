@@ -22,6 +22,7 @@ LEARNERS = Registry(
         "protonet": "torchemo.learners.metric.protonet:ProtoNet",
         "matchingnet": "torchemo.learners.metric.matchingnet:MatchingNet",
         "metaoptnet-ridge": "torchemo.learners.metric.ridge:MetaOptNetRidge",
+        "nearest-mean": "torchemo.learners.metric.nearest_mean:NearestMean",
     },
     group="torchemo.learners",
 )

@@ -5,6 +5,7 @@ from torchemo.core.types import Model, TaskShape
 from torchemo.models.conv4 import Conv4
 from torchemo.models.lift import Lifted, lift
 from torchemo.models.mlp import MLP
+from torchemo.models.pretrained.network import FrozenNetwork
 from torchemo.models.resnet12 import ResNet12
 
 MODELS = Registry(
@@ -14,9 +15,22 @@ MODELS = Registry(
         "conv4": "torchemo.models.conv4:Conv4",
         "resnet12": "torchemo.models.resnet12:ResNet12",
         "mlp": "torchemo.models.mlp:MLP",
+        "efficientnet-lite0": "torchemo.models.pretrained.part:EFFICIENTNET_LITE0",
     },
     group="torchemo.models",
+    named="torchemo.models.pretrained.part:named",
 )
+
+
+def frozen_network(part: Part) -> FrozenNetwork | None:
+    """Load the pretrained network that sees the images first; None for networks that see them themselves."""
+    kind, options = MODELS.resolve(part)
+    return kind.network(options) if is_pretrained(part.name) else None
+
+
+def is_pretrained(name: str) -> bool:
+    """Return whether a network of this name turns images into features first."""
+    return hasattr(MODELS[name], "network")
 
 
 def build_model(part: Part, tasks: TaskShape) -> Model:
@@ -26,4 +40,15 @@ def build_model(part: Part, tasks: TaskShape) -> Model:
     return model
 
 
-__all__ = ["MLP", "MODELS", "Conv4", "Lifted", "ResNet12", "build_model", "lift"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "Conv4",
+    "FrozenNetwork",
+    "Lifted",
+    "ResNet12",
+    "build_model",
+    "frozen_network",
+    "is_pretrained",
+    "lift",
+]

@@ -141,8 +141,8 @@ def answer_folder(
     form, classes = _form(trained, invert=invert), support_classes(support)
     queries, names = query_pictures(query), tuple(c.name for c in classes)
     learner = learner_for(trained, len(names))
-    task = _support([c.pictures for c in classes], form)
-    pixels = _pixels(list(queries.values()), form)
+    task = _support(trained, [c.pictures for c in classes], form)
+    pixels = _pixels(trained, list(queries.values()), form)
     outputs, recall = _answer(trained, learner, task, pixels, steps=steps)
     return Answers(
         trained.system.title,
@@ -185,6 +185,8 @@ def _listed(
 
 
 def _form(trained: Trained, *, invert: bool) -> PictureForm:
+    if trained.network is not None:
+        return PictureForm(trained.network.size, trained.network.size, 3, invert=invert)
     if len(trained.shape.x) != 3:
         raise ConfigError("this run was trained on numbers, not on images.")
     channels, height, width = trained.shape.x
@@ -219,16 +221,22 @@ def _check_memory_fits(trained: Trained, n_way: int) -> None:
         )
 
 
-def _support(classes: Sequence[Sequence[Picture]], form: PictureForm) -> Batch:
-    x = _pixels([picture for pictures in classes for picture in pictures], form)
+def _support(trained: Trained, classes: Sequence[Sequence[Picture]], form: PictureForm) -> Batch:
+    x = _pixels(trained, [picture for pictures in classes for picture in pictures], form)
     y = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(c) for c in classes]))
     # Learners that take examples in turn expect them in random order.
     order = torch.randperm(len(y), generator=generator_for(0, "support-order"))
     return Batch(x[order][None], y[order][None])
 
 
-def _pixels(pictures: Sequence[Picture], form: PictureForm) -> Float[Tensor, "n c h w"]:
-    return to_unit(np.stack([decode(p.read(), form, name=p.name) for p in pictures]))
+def _pixels(
+    trained: Trained, pictures: Sequence[Picture], form: PictureForm
+) -> Float[Tensor, "n ..."]:
+    """Return what the learner sees: images, or their features where a pretrained network comes first."""
+    images = [decode(p.read(), form, name=p.name) for p in pictures]
+    if trained.network is None:
+        return to_unit(np.stack(images))
+    return torch.from_numpy(trained.network(np.stack(images)))
 
 
 def _answer(

@@ -8,10 +8,12 @@ from typing import Any, final
 from torchemo.config.presets import preset
 from torchemo.config.run import DataConfig, RunConfig
 from torchemo.config.toml import from_dict, merged, override, to_dict
+from torchemo.models import is_pretrained
 from torchemo.runs.load import load_config
 from torchemo.runs.upgrade import refuse_old
 
 SHORT = {
+    "model": ("model", "name"),
     "steps": ("train", "steps"),
     "seed": ("train", "seed"),
     "size": ("data", "image_size"),
@@ -49,7 +51,15 @@ class Choices:
         # A preset depends on the tasks, and these may be set by anything that comes after it.
         config = self._over(preset(self.preset))
         regression = any(name.startswith("regression:") for name in config.data.source)
-        return self._over(preset(self.preset, n_shot=config.data.n_shot, regression=regression))
+        network = config.model.name
+        return self._over(
+            preset(
+                self.preset,
+                n_shot=config.data.n_shot,
+                regression=regression,
+                pretrained=network if is_pretrained(network) else None,
+            )
+        )
 
     def _over(self, config: RunConfig) -> RunConfig:
         if self.config is not None:
@@ -59,6 +69,8 @@ class Choices:
             plain = merged(plain, {"data": {"source": list(self.data)}})
         for name, value in self.short.items():
             section, option = SHORT[name]
+            if name == "size" and is_pretrained(plain["model"]["name"]):
+                section, option = "model", "size"  # it resizes images itself
             if value is not None:
                 plain = merged(plain, {section: {option: value}})
         for option in sorted(self.options, key=_names_first):

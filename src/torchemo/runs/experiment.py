@@ -1,12 +1,14 @@
 """From a run's configuration to its parts: tasks, network, learner, memory, trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Params, TaskShape
+from torchemo.data.index import SPLITS
+from torchemo.data.listing import Progress
 from torchemo.data.source import TaskSource, open_source
 from torchemo.learners import LEARNERS
 from torchemo.learners.build import build_learner
@@ -15,7 +17,7 @@ from torchemo.memory import MEMORIES
 from torchemo.memory.interface import TaskMemory
 from torchemo.memory.keys import KEYS
 from torchemo.memory.keys.recognition import SelfRecognition
-from torchemo.models import MODELS, build_model
+from torchemo.models import MODELS, build_model, frozen_network
 from torchemo.training.phases import Phases
 from torchemo.training.system import System, restored
 from torchemo.training.trainer import Trainer
@@ -133,7 +135,17 @@ def _refuse_early_freeze(config: RunConfig, learner: Learner, phases: Phases) ->
         )
 
 
-def open_experiment(config: RunConfig, *, workers: int = 1) -> Experiment:
+def open_tasks(
+    config: RunConfig, *, needed: Sequence[str] = SPLITS, progress: Progress | None = None
+) -> TaskSource:
+    """Open the tasks of a run; those of a pretrained network are made of its features."""
+    network = frozen_network(config.model)
+    return open_source(config.data, needed=needed, network=network, progress=progress)
+
+
+def open_experiment(
+    config: RunConfig, *, workers: int = 1, progress: Progress | None = None
+) -> Experiment:
     """Open the tasks and build everything; bad input is refused before any work."""
-    source = open_source(config.data)
+    source = open_tasks(config, progress=progress)
     return Experiment(config, source, build_trainer(config, source.shape, workers=workers))

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -11,8 +12,9 @@ from torchemo.config.toml import from_dict, merged, read, to_dict
 from torchemo.core.errors import CheckpointError, ConfigError, DataError
 from torchemo.core.types import TaskShape
 from torchemo.data.index import SPLITS
-from torchemo.data.source import TaskSource, open_source
-from torchemo.runs.experiment import build_system, complete
+from torchemo.data.source import TaskSource
+from torchemo.models import FrozenNetwork, frozen_network
+from torchemo.runs.experiment import build_system, complete, open_tasks
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.storage import checkpoint, history
 from torchemo.runs.upgrade import is_old, upgraded
@@ -69,6 +71,11 @@ class Trained:
     shape: TaskShape
     domains: tuple[str, ...]
 
+    @cached_property
+    def network(self) -> FrozenNetwork | None:
+        """The pretrained network that images go through first; None if there is none."""
+        return frozen_network(self.config.model)
+
 
 def load_best(
     root: Path,
@@ -90,7 +97,7 @@ def load_best(
     config = read_config(root)
     saved = best_checkpoint(root, step=step)
     config = config if data is None else replace(config, data=data)
-    source = open_source(config.data, needed=needed)
+    source = open_tasks(config, needed=needed)
     known, _ = _saved_tasks(saved)
     if data is None and saved.info.get("data") not in (None, source.fingerprint):
         raise DataError(

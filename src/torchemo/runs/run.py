@@ -44,7 +44,7 @@ def train(
         options: Any options, ``{"memory.capacity": 16}`` or ``["memory.capacity=16"]``.
         on_event: Called with (event, step, fields) for everything that is logged.
         workers: Threads that share the tasks of a step; results do not depend on it.
-        short: ``steps``, ``seed``, ``size``, ``way``, ``shot``, ``splits``, ``scheme``.
+        short: ``model``, ``steps``, ``seed``, ``size``, ``way``, ``shot``, ``splits``, ``scheme``.
 
     Example:
         >>> import tempfile

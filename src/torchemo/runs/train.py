@@ -141,7 +141,11 @@ def train_run(
     # A run that cannot start must not leave a folder: everything is opened before anything is made.
     if config is not None:
         _refuse_old(RunFolder(root))
-    experiment = open_experiment(read_config(root) if config is None else config, workers=workers)
+    experiment = open_experiment(
+        read_config(root) if config is None else config,
+        workers=workers,
+        progress=_telling(on_event, should_stop),
+    )
     _refuse_too_large(experiment)
     with lock(root):
         history.sweep(root)
@@ -153,6 +157,19 @@ def train_run(
         with EventLog(JsonLines(RunFolder(root).events)) as log:
             run.log = log
             return run.loop(should_stop)
+
+
+def _telling(
+    on_event: Callable[[str, int, Mapping[str, Any]], None], should_stop: Callable[[], bool]
+) -> Callable[[int, int], None]:
+    """Report how many features are computed; stop between two images when asked to."""
+
+    def tell(done: int, total: int) -> None:
+        on_event("features", 0, {"done": done, "total": total})
+        if should_stop():
+            raise KeyboardInterrupt
+
+    return tell
 
 
 @final

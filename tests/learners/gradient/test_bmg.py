@@ -124,9 +124,9 @@ def test_the_target_follows_recalled_directions_and_counts_its_steps_on():
         memory = make_memory("sum", learner, memory_steps=use)
         combine, seen = memory.combine, []
 
-        def counted(grads, recall, *, step, combine=combine, seen=seen):
+        def counted(grads, recall, *, step, theta, combine=combine, seen=seen):
             seen.append(step)
-            return combine(grads, recall, step=step)
+            return combine(grads, recall, step=step, theta=theta)
 
         memory.combine = counted
         found = outer_step(learner, params, episode, memory=memory, batched=True)

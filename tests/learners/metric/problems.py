@@ -15,6 +15,8 @@ CASES = {
     "protonet": Part("protonet"),
     "matchingnet": Part("matchingnet"),
     "matchingnet/learned": Part("matchingnet", {"scale": 4.0, "learn_scale": True}),
+    "nearest-mean": Part("nearest-mean"),
+    "nearest-mean/euclidean": Part("nearest-mean", {"distance": "euclidean"}),
     "metaoptnet-ridge": Part("metaoptnet-ridge", {"regularization": 2.0, "scale": 3.0}),
 }
 SHOTS = (2, 1, 3)

@@ -112,7 +112,7 @@ def test_images_of_tasks_are_independent(case, bn):
     close(whole[1:], answers(learner, params, some(episode, slice(1, 2))), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["protonet", "matchingnet", "metaoptnet-ridge"])
+@pytest.mark.parametrize("name", ["protonet", "matchingnet", "metaoptnet-ridge", "nearest-mean"])
 def test_presets_are_of_known_options_and_without_memories(name):
     assert [n for n in names() if n.startswith(name)] == [name]
     config = preset(name)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.apps.cli.stream import ShowStream
-from torchemo.core.errors import DataError
+from torchemo.core.errors import ConfigError, DataError
 from torchemo.report.terminal import counted, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from torchemo.data.check import CheckReport
+    from torchemo.data.listing import Listing, Progress
+    from torchemo.data.packed import PackReport
 
 LISTED = 20
 """Lines of one kind of trouble shown to people; --json lists all."""
@@ -93,14 +95,19 @@ class CheckSet:
 @final
 @dataclass(frozen=True)
 class PackSet:
-    """Decode an image set once into one memory-mapped file with checksums."""
+    """Decode an image set once, or compute its features once, into one file with checksums."""
 
     path: tyro.conf.Positional[Source]
     """What to pack: any form that ``data check`` reads."""
     out: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]]
     """The folder to make."""
-    image_size: int | None = None
-    """Side of the images; the size they have by default."""
+    features: str | None = None
+    """Pack features of this pretrained network instead: efficientnet-lite0, timm:NAME, torchvision:NAME or
+    module:callable. If it is interrupted, the same command continues."""
+    weights: str | None = None
+    """With --features: file of the network's weights, where they do not come with it."""
+    image_size: Annotated[int | None, tyro.conf.arg(aliases=["--size"])] = None
+    """Side of the images; the size they have by default, with --features that of the network."""
     channels: Literal[1, 3] | None = None
     """1 for grey, 3 for colour; as the first image by default."""
     skip_bad: bool = False
@@ -115,12 +122,26 @@ class PackSet:
     def run(self) -> int:
         """Run the command."""
         from torchemo.data.load import find, splits_for
-        from torchemo.data.packed import pack
 
         (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
         listing = find(self.path, splits=splits)
-        with counted("packing") as progress:
-            report = pack(
+        with counted("packing" if self.features is None else "features") as progress:
+            report = self._packed(listing, progress)
+        if self.json:
+            skipped = [bad._asdict() for bad in report.skipped]
+            print_json({**report._asdict(), "path": str(report.path), "skipped": skipped})
+        else:
+            _print_some("left out", [bad.reason for bad in report.skipped])
+            what = "images" if self.features is None else f"images seen by {self.features},"
+            print(f"{report.path}: {report.images} {what} of {report.classes} classes")
+            print(f"train with: torchemo train{self._model()} --data {report.path} --out RUN")
+        return 0
+
+    def _packed(self, listing: "Listing", progress: "Progress") -> "PackReport":
+        from torchemo.data.packed import pack
+
+        if self.features is None:
+            return pack(
                 listing,
                 self.out,
                 image_size=self.image_size,
@@ -128,14 +149,28 @@ class PackSet:
                 skip_bad=self.skip_bad,
                 progress=progress,
             )
-        if self.json:
-            skipped = [bad._asdict() for bad in report.skipped]
-            print_json({**report._asdict(), "path": str(report.path), "skipped": skipped})
-        else:
-            _print_some("left out", [bad.reason for bad in report.skipped])
-            print(f"{report.path}: {report.images} images of {report.classes} classes")
-            print(f"train with: torchemo train --data {report.path} --out RUN")
-        return 0
+
+        from torchemo.config.registry import Part
+        from torchemo.data.features import pack_features
+        from torchemo.models import frozen_network, is_pretrained
+
+        if not is_pretrained(self.features):
+            raise ConfigError(
+                f"--features {self.features}: this network has no pretrained weights.",
+                hint="Take efficientnet-lite0, timm:NAME, torchvision:NAME or module:callable.",
+            )
+        network = frozen_network(
+            Part(self.features, {"size": self.image_size, "weights": self.weights})
+        )
+        assert network is not None  # noqa: S101 -- is_pretrained says so
+        return pack_features(listing, self.out, network, skip_bad=self.skip_bad, progress=progress)
+
+    def _model(self) -> str:
+        """Write the flags with which a run takes what was packed."""
+        if self.features is None:
+            return ""
+        size = "" if self.image_size is None else f" --size {self.image_size}"
+        return f" --preset protonet --model {self.features}{size}"
 
 
 @final

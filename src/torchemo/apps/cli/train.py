@@ -21,8 +21,8 @@ _PRESETS = (
     " (-offsets-joint: together with it). -published: published sizes. `torchemo presets` lists all."
 )
 _WITH_NEW_RUNS = (
-    *("preset", "config", "data", "splits", "scheme", "steps", "seed", "size", "way", "shot"),
-    *("stream", "options"),
+    *("preset", "config", "data", "splits", "scheme", "model", "steps", "seed", "size", "way"),
+    *("shot", "stream", "options"),
 )
 
 
@@ -47,12 +47,15 @@ class TrainCommand:
     """A file of class splits; sets data.splits. By default the one that lies with the data, or its own."""
     scheme: str | None = None
     """Which splits to take, where the file holds several; sets data.scheme."""
+    model: str | None = None
+    """The network: conv4, resnet12, or a pretrained one that sees images once: efficientnet-lite0,
+    timm:NAME, torchvision:NAME, module:callable; sets model.name."""
     steps: int | None = None
     """Outer steps of the learner; sets train.steps."""
     seed: int | None = None
     """Seed of the initialisation and of the training tasks; sets train.seed."""
     size: int | None = None
-    """Side of the images; sets data.image_size."""
+    """Side of the images; sets data.image_size, or model.size of a pretrained network."""
     way: int | None = None
     """Classes of a task, N; sets data.n_way."""
     shot: int | None = None

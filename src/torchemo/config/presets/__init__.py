@@ -2,9 +2,9 @@
 
 A preset is the sum of three small TOML files beside this module: one of the learner, one of the memory and
 one of the kind of tasks. Later files win. A table ``[when.CONDITION]`` applies last and only where the
-condition holds: ``regression``, ``5-shot``, or the name of a learner. ``[inner]`` holds options of the inner
-loop: those of the learner, or of the learner underneath (BMG). ``<learner>-published`` has the published
-sizes, for images of 84 x 84.
+condition holds: ``regression``, ``pretrained``, ``5-shot``, or the name of a learner. ``[inner]`` holds
+options of the inner loop: those of the learner, or of the learner underneath (BMG). ``<learner>-published``
+has the published sizes, for images of 84 x 84.
 
 A learner of another distribution (entry point ``torchemo.learners``) has presets of its name without a file.
 """
@@ -51,13 +51,16 @@ def names() -> list[str]:
     return found
 
 
-def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig:
+def preset(
+    name: str, *, n_shot: int = 1, regression: bool = False, pretrained: str | None = None
+) -> RunConfig:
     """Return a preset.
 
     Args:
         name: ``maml``, ``maml-emo``, ``maml-emo-paper``, ``maml-offsets``, ``anil``, ...
         n_shot: K; the paper's memory and neighbours depend on it.
         regression: For regression tasks: an MLP, smaller rates, keys of pairs.
+        pretrained: Name of a pretrained network, whose features the learner sees.
 
     Example:
         >>> preset("maml-emo").memory.name, preset("maml-offsets").memory.name
@@ -74,11 +77,14 @@ def preset(name: str, *, n_shot: int = 1, regression: bool = False) -> RunConfig
     learner, memory = parts_of(name)
     layers = [_read("learners", learner)]
     layers += [_read("memory", memory)] if memory else []
-    layers += [_read("tasks", "regression" if regression else "images")]
+    layers += [{"model": {"name": pretrained}}] if pretrained else []
+    kind = "regression" if regression else "pretrained" if pretrained else "images"
+    layers += [_read("tasks", kind)]
     layers += [layers[0][PUBLISHED]] if name.endswith(f"-{PUBLISHED}") else []
     holding = {
         learner,
         *(["regression"] if regression else []),
+        *(["pretrained"] if pretrained else []),
         *(["5-shot"] if n_shot >= 5 else []),
     }
     place = None if not layers[0].get("inner_loop", True) else _inner_place(learner)

@@ -48,11 +48,15 @@ class StatisticsNetworkOptions(KeyOptions):
 
 
 class _OfStatistics(nn.Module):
-    """Statistics of each image or each pair (x, y), and their means by class."""
+    """Statistics of each image or each pair (x, y), and their means by class.
 
-    def __init__(self, x_dim: int, y_dim: int | None) -> None:
+    Features of a pretrained network (``vectors``) are statistics already: e_i is their direction.
+    """
+
+    def __init__(self, x_dim: int, y_dim: int | None, *, vectors: bool = False) -> None:
         super().__init__()
         self.sizes = (x_dim, y_dim)
+        self.vectors = vectors
 
     def describe(self, x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n e"]:
         """Return mean and standard deviation of each channel of each image."""
@@ -65,6 +69,9 @@ class _OfStatistics(nn.Module):
         if y_dim is not None:
             check_support(support)
             return join_pairs(support, x_dim, y_dim)
+        if self.vectors:
+            check_support(support)
+            return F.normalize(support.x, dim=-1)
         return self.describe(_pictures(support, x_dim))
 
     def prototypes(self, support: Batch, n_way: int, *, params: Params | None = None) -> Tensor:
@@ -83,6 +90,7 @@ class StatisticsKey(_OfStatistics):
         x_dim: Channels of an image, or numbers in one regression input.
         y_dim: Numbers in one regression target; None for images.
         unit: Put keys on the unit sphere (loses the scale of the statistics).
+        vectors: Examples are features ``[x_dim]`` instead of images.
     """
 
     Options: ClassVar[type[StatisticsOptions]] = StatisticsOptions
@@ -92,13 +100,16 @@ class StatisticsKey(_OfStatistics):
         cls, options: StatisticsOptions, model: Model, tasks: TaskShape, *, generator: Generator
     ) -> "StatisticsKey":
         """Make the keys from their options."""
-        return cls(tasks.x[0], _targets(tasks), unit=options.unit)
+        return cls(tasks.x[0], _targets(tasks), unit=options.unit, vectors=_are_vectors(tasks))
 
-    def __init__(self, x_dim: int, y_dim: int | None = None, *, unit: bool = False) -> None:
-        super().__init__(x_dim, y_dim)
+    def __init__(
+        self, x_dim: int, y_dim: int | None = None, *, unit: bool = False, vectors: bool = False
+    ) -> None:
+        super().__init__(x_dim, y_dim, vectors=vectors)
         self.unit = unit
         width = x_dim + (y_dim or 0)
-        self.dim = 2 * width if y_dim is None else width * (width + 3) // 2
+        of_images = x_dim if vectors else 2 * x_dim
+        self.dim = of_images if y_dim is None else width * (width + 3) // 2
 
     def forward(self, support: Batch, params: Params | None = None) -> Float[Tensor, "task dim"]:
         """Return the statistics of each support set."""
@@ -124,6 +135,7 @@ class StatisticsNetwork(_OfStatistics):
         generator: Draws the weights.
         dim: Length of a key.
         hidden: Width of the hidden layer.
+        vectors: Examples are features ``[x_dim]`` instead of images.
     """
 
     Options: ClassVar[type[KeyOptions]] = StatisticsNetworkOptions
@@ -138,7 +150,13 @@ class StatisticsNetwork(_OfStatistics):
         generator: Generator,
     ) -> "StatisticsNetwork":
         """Make the key network from its options."""
-        return cls(tasks.x[0], _targets(tasks), generator=generator, dim=options.dim)
+        return cls(
+            tasks.x[0],
+            _targets(tasks),
+            generator=generator,
+            dim=options.dim,
+            vectors=_are_vectors(tasks),
+        )
 
     def __init__(
         self,
@@ -148,8 +166,9 @@ class StatisticsNetwork(_OfStatistics):
         generator: Generator,
         dim: int = 64,
         hidden: int = 64,
+        vectors: bool = False,
     ) -> None:
-        super().__init__(x_dim, y_dim)
+        super().__init__(x_dim, y_dim, vectors=vectors)
         self.dim = dim
         with torch.device("meta"):
             parts = nn.Sequential(
@@ -160,6 +179,8 @@ class StatisticsNetwork(_OfStatistics):
     @property
     def _inputs(self) -> int:
         x_dim, y_dim = self.sizes
+        if self.vectors:
+            return 2 * x_dim
         if y_dim is None:
             return 2 * (4 * x_dim + x_dim * (x_dim - 1) // 2 + x_dim * LAYOUT**2)
         width = x_dim + y_dim
@@ -177,6 +198,8 @@ class StatisticsNetwork(_OfStatistics):
         """Return s, which no weight enters."""
         embedded = self.embed(support)
         if self.sizes[1] is None:
+            # A unit vector of d numbers has entries of about 1 / sqrt(d); layers expect about 1.
+            embedded = embedded * self.sizes[0] ** 0.5 if self.vectors else embedded
             return torch.cat([embedded.mean(1), embedded.std(1, correction=0)], dim=1)
         return _signed_log(self._curves(embedded))
 
@@ -210,6 +233,10 @@ def describe_pictures(x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n
     parts = [(mean - 0.5) / 0.2, (spread - 0.25) / 0.1, (right - 0.06) / 0.04]
     parts += [(below - 0.06) / 0.04, together.sign() * together.abs().sqrt() / 0.2]
     return torch.cat([*parts, (layout - 0.5) / 0.25], dim=-1)
+
+
+def _are_vectors(tasks: TaskShape) -> bool:
+    return tasks.kind == "classification" and len(tasks.x) == 1
 
 
 def _targets(tasks: TaskShape) -> int | None:
