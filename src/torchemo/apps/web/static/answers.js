@@ -61,7 +61,7 @@ function sides(row, without, names) {
 function near(nearest, names) {
   const list = element("ul", { class: "near" }, ...nearest.map((one) => element("li", { title: names[one.class] },
     element("img", { src: address(`images/${one.image}`), alt: `Support image of ${names[one.class]}, similarity ${one.similarity.toFixed(2)}` }),
-    `${names[one.class]} ${one.similarity.toFixed(2)}`)));
+    names[one.class], element("br"), one.similarity.toFixed(2))));
   return element("details", { class: "wide" }, element("summary", {}, "support images that decided"), list);
 }
 
