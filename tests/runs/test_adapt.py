@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torchemo.config.run import DataConfig, RunConfig
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Episode, TaskShape
+from torchemo.learners import LEARNERS
+from torchemo.models.norm import Bn
 from torchemo.runs import adapt as adaptation
-from torchemo.runs.adapt import answer_folder, query_pictures
+from torchemo.runs.adapt import adapt, query_pictures
 from torchemo.runs.experiment import build_trainer
 from torchemo.runs.load import Trained
 from torchemo.runs.score import memory_digest
@@ -43,6 +46,10 @@ def trained(config=CONFIG, shape=SHAPE):
         episode = Episode(Batch(x, y), Batch(x, y), domain=torch.tensor([0, 1, 0]))
         trainer.step(episode)
     return Trained(config, trainer.system, shape, ("stones", "leaves"))
+
+
+def answer_folder(run, support, *, query, **how):
+    return adapt(run, support, **how).predict(query)
 
 
 def with_memory(**more):
@@ -91,7 +98,9 @@ def test_a_folder_is_answered_as_the_same_tensors_are(folders, config):
         Batch(tensors(asked)[None], torch.zeros(1, 4, dtype=torch.int64)),
     )
     system = run.system
-    found_by_tensors = predict(system.learner, system.params, episode, memory=system.memory)
+    found_by_tensors = predict(
+        system.learner, system.params, episode, memory=system.memory, statistics="inductive"
+    )
     expected = found_by_tensors.outputs[-1]
     got = torch.tensor([p.probabilities for p in found.predictions])
     assert torch.allclose(got, expected[0].softmax(1), atol=1e-6)
@@ -250,19 +259,63 @@ def test_images_whose_slots_failed_validation_are_answered_without_the_memory(fo
     assert (failed.method, alone.method, alone.helpful) == ("MAML + offsets", "MAML", None)
 
 
-def test_many_queries_are_dealt_out_and_come_back_in_order(folders, monkeypatch):
+def alone_and_together(run, support, query):
+    """Probabilities of the queries by name: all at once, backwards in threes, and one by one."""
+    adapted, pictures = adapt(run, support), query_pictures(query)
+    names = list(pictures)
+    groups = {
+        "together": [names],
+        "threes": [names[::-1][i : i + 3] for i in range(0, len(names), 3)],
+        "alone": [[name] for name in names],
+    }
+    return {
+        kind: {
+            p.file: torch.tensor(p.probabilities)
+            for group in parts
+            for p in adapted.answer({n: pictures[n] for n in group}).predictions
+        }
+        for kind, parts in groups.items()
+    }
+
+
+def check_alone(run, folders):
+    support, query = folders
+    save(noise(GREEN, 50), query / "green.png")
+    found = alone_and_together(run, support, query)
+    rows = torch.stack(list(found["together"].values()))
+    assert (rows - rows[0]).abs().max() > 1e-4  # images differ, and so do answers
+    for name, expected in found["together"].items():
+        for kind in ("threes", "alone"):
+            assert torch.allclose(found[kind][name], expected, atol=1e-5), (name, kind)
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+def test_no_answer_depends_on_the_other_queries(folders, name):
+    check_alone(trained(replace(CONFIG, learner=Part(name))), folders)
+
+
+@pytest.mark.parametrize("learner", ["maml", "anil", "protonet"])
+@pytest.mark.parametrize("bn", get_args(Bn))
+def test_no_answer_depends_on_the_other_queries_with_any_normalisation(folders, learner, bn):
+    model = Part("conv4", {"filters": 8, "bn": bn})
+    check_alone(trained(replace(CONFIG, learner=Part(learner), model=model)), folders)
+
+
+def test_a_memory_changes_nothing_about_it(folders):
+    check_alone(trained(with_memory()), folders)
+
+
+def test_many_queries_are_answered_in_parts_and_come_back_in_order(folders, monkeypatch):
     support, query = folders
     for i in range(5):
         save(noise(GREEN, 50 + i), query / f"{i}.png")
-    # Layer normalisation looks at one image at a time: then hands change nothing.
-    run = trained(replace(CONFIG, model=CONFIG.model.set(bn="layer")))
-    whole = answer_folder(run, support, query=query)
+    whole = answer_folder(trained(), support, query=query)
     monkeypatch.setattr(adaptation, "QUERIES_AT_ONCE", 4)
-    dealt = answer_folder(run, support, query=query)
-    assert len(whole.predictions) == 9
-    for one, other in zip(whole.predictions, dealt.predictions, strict=True):
-        assert one.file == other.file
+    parts = answer_folder(trained(), support, query=query)
+    assert [p.file for p in parts.predictions] == [p.file for p in whole.predictions]
+    for one, other in zip(parts.predictions, whole.predictions, strict=True):
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
+    assert whole.to_dict()["statistics"] == "inductive"
 
 
 def test_inverting_images_is_the_same_as_inverted_images(folders, tmp_path):

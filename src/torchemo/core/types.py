@@ -18,6 +18,9 @@ Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``(out [B, n, n_out], target [B, n, ...]) -> losses [B]``, the mean over the n examples of a task."""
 
+Statistics: TypeAlias = Literal["inductive", "transductive"]
+"""How queries are answered: each by itself, or together, as a network normalises what it is given at once."""
+
 Direction: TypeAlias = Callable[[Params, int, Params], Params]
 """``(gradients {name: [B, *shape]}, inner step, parameters) -> direction`` like the gradients: EMO's seam."""
 

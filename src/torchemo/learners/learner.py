@@ -14,6 +14,7 @@ from torch import Tensor
 from torchemo.core.tree import carried_back
 from torchemo.core.types import Batch, Model, Params, Start
 from torchemo.memory.interface import BoundMemory, Host
+from torchemo.models.alone import Answering, alone, reads_support
 
 
 class Traits(NamedTuple):
@@ -48,6 +49,8 @@ class Fitted(NamedTuple):
         support_x: Support inputs, for networks that normalise a query with them.
         statistics: Normalisation statistics seen at inner steps, for networks that keep running ones.
         evaluation: Fitted without a graph, with stored normalisation statistics.
+        alone: Answer each query by itself (`torchemo.models.alone`); keeps the networks that do so, by inner
+            step. None answers them together, as the network normalises what it is given at once.
     """
 
     state: Params
@@ -58,6 +61,7 @@ class Fitted(NamedTuple):
     support_x: Tensor | None = None
     statistics: dict[int, Params] | None = None
     evaluation: bool = False
+    alone: dict[int, Answering] | None = None
 
 
 @runtime_checkable
@@ -247,6 +251,24 @@ def start_of(learner: Learner, params: Params, support: Batch, *, base: Params) 
     if isinstance(learner, StartsPerTask):
         return learner.start(params, support, base=base)
     return Start(base)
+
+
+def answering(model: Model, fitted: Fitted, params: Params, *, step: int) -> Answering | None:
+    """Return what answers each query by itself; None if queries are answered together.
+
+    Args:
+        model: The learner's network.
+        fitted: Tasks it was fitted to.
+        params: Their parameters after inner step ``step``.
+        step: The step.
+    """
+    if fitted.support_x is None or (fitted.alone is None and not reads_support(model)):
+        return None
+    if fitted.alone is None:
+        return alone(model, params, fitted.support_x, step=step, frozen=fitted.evaluation)
+    if step not in fitted.alone:
+        fitted.alone[step] = alone(model, params, fitted.support_x, step=step)
+    return fitted.alone[step]
 
 
 def steps_of(learner: Learner) -> int:

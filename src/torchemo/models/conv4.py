@@ -149,14 +149,15 @@ class Conv4(ImageNetwork):
     @property
     def _fusible(self) -> bool:
         """Whether the compiled block is this network's block."""
-        block = (self.downsample, self.bn, self.activation)
-        return block == ("pool", "transductive", "relu")
+        batch = self.bn in ("transductive", "support") and not self.usage.anchors
+        return batch and (self.downsample, self.activation) == ("pool", "relu")
 
     def _check_path(self) -> None:
         check_choice("path", self.path, ("auto", "fused", "reference"))
         if self.path == "fused" and not self._fusible:
             raise ConfigError(
-                "path = 'fused' needs downsample = 'pool', bn = 'transductive' and activation = 'relu',"
+                "path = 'fused' needs downsample = 'pool', bn = 'transductive' or 'support' and activation ="
+                " 'relu',"
                 f" got '{self.downsample}', '{self.bn}' and '{self.activation}'.",
                 hint="Use path = 'auto', or one of these options.",
             )

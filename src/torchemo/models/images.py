@@ -2,16 +2,19 @@
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Model, Params, TaskShape
+from torchemo.models.alone import Answering, BesideSupport
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import from_trunk, task_linear
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
+from torchemo.models.trunk import PartOf
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,30 @@ class ImageNetwork:
         """Return this network as used at inner step ``step``; see `Usage`."""
         return cast(Model, replace(self, usage=Usage(step=step, stored=stored, sink=sink)))
 
+    @property
+    def reads_support(self) -> bool:
+        """Whether queries are normalised with the support set in training, too."""
+        return self.bn in ("support", "per_query_with_support")
+
+    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
+        """Return the network and parameters that answer each query by itself."""
+        network = cast(Model, self)
+        if self.bn == "per_query_with_support":
+            return BesideSupport(network, support_x), params
+        if self.bn not in ("transductive", "support"):
+            return self.at(step, stored=True), params
+        if not frozen:
+            return _AnchoredOnSupport(network, support_x), params
+        # Statistics of the support set, stored where a network keeps its running averages.
+        keeping, seen = replace(self, bn="running"), dict[str, Tensor]()
+        with torch.no_grad():
+            keeping.at(step, sink=seen).features(params, support_x)
+        return keeping.at(step, stored=True), {**params, **seen}
+
+    def anchored(self, anchors: int) -> Model:
+        """Return this network, normalising everything with the statistics of its first examples."""
+        return cast(Model, replace(self, usage=Usage(anchors=anchors)))
+
     def _check(self, params: Params, x: Tensor) -> None:
         """Refuse images and parameters that are not those of this network."""
         what, size, norm = type(self).__name__, self.image_size, self.task_norm
@@ -146,3 +173,19 @@ class ImageNetwork:
     def _pooled(self, maps: Tensor, tasks: int) -> Tensor:
         """Turn the last maps into what the head sees."""
         return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
+
+
+@final
+@dataclass(frozen=True)
+class _AnchoredOnSupport(PartOf):
+    """A network that normalises queries with the statistics of the support set, on their graph."""
+
+    support_x: Tensor
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """Return the features of the queries."""
+        n = self.support_x.shape[1]
+        network: Any = self.network
+        both = torch.cat([self.support_x, x], dim=1)
+        found: Tensor = network.anchored(n).features(params, both)[:, n:]
+        return found

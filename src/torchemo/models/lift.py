@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedParameter
 
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.types import Params
+from torchemo.models.alone import Answering, BesideSupport
 from torchemo.models.inputs import check_params
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -108,6 +109,17 @@ class Lifted:
     def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "Lifted":
         """Return this network: it is the same at every inner step."""
         return self
+
+    @property
+    def reads_support(self) -> bool:
+        """In training, queries go through the module together."""
+        return False
+
+    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
+        """Show every query beside the support set where the module normalises by batches, else by itself."""
+        layers = [layer for layer in self.module.modules() if isinstance(layer, _BatchNorm)]
+        mixes = any(layer.training or layer.running_mean is None for layer in layers)
+        return (BesideSupport(self, support_x) if mixes else self), params
 
     def _run(
         self, params: Params, x: Tensor, *, skip: tuple[str, ...] = ()

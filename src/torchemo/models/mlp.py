@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Params, TaskShape
+from torchemo.models.alone import Answering
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -105,6 +106,15 @@ class MLP:
     def buffers(self) -> tuple[str, ...]:
         """Empty: there are no running statistics."""
         return ()
+
+    @property
+    def reads_support(self) -> bool:
+        """Nothing is normalised."""
+        return False
+
+    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
+        """Return this network: it looks at one example at a time."""
+        return self, params
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the weights, layer by layer; biases 0."""

@@ -21,6 +21,7 @@ from torchemo.models.inputs import check_choice, check_positive
 
 Bn: TypeAlias = Literal[
     "transductive",
+    "support",
     "per_query_with_support",
     "running",
     "per_step_running",
@@ -40,11 +41,13 @@ class Usage:
         step: Inner step, for per-step statistics.
         stored: Normalise with stored running statistics where the network keeps them.
         sink: Where to put the statistics of the batch at hand, ``{buffer name: [B, C]}``.
+        anchors: Take the statistics of the first examples alone, as many as this; 0 takes all.
     """
 
     step: int = 0
     stored: bool = False
     sink: Params | None = None
+    anchors: int = 0
 
     def __post_init__(self) -> None:
         if self.step < 0:
@@ -59,7 +62,8 @@ class TaskNorm:
     Attributes:
         bn: Where mean and variance come from.
             ``transductive``: the batch at hand, support or query, in training and evaluation.
-            ``per_query_with_support``: the same here; queries go through `predict_with_support`.
+            ``support``: the support set, for its queries too.
+            ``per_query_with_support``: the batch at hand; queries go through `predict_with_support`.
             ``running``: the batch while training, stored averages in ``Usage(stored=True)``.
             ``per_step_running``: one stored average for each inner step (MAML++).
             ``group``, ``layer``: each example alone, over groups of channels or all of them.
@@ -142,6 +146,9 @@ class TaskNorm:
         if self.usage.stored and self.buffers(layer):
             mean, var = (self._stored(params[name]) for name in self.buffers(layer))
             centred = x - mean
+        elif self.usage.anchors:
+            mean, var = self._anchored(x, layer)
+            centred = x - mean
         else:
             count = x.numel() // x.shape[1]
             _check_spread(count, layer)
@@ -152,6 +159,13 @@ class TaskNorm:
             var = centred.square().mean((0, 2, 3), keepdim=True)
             self._record(layer, tasks, mean=mean, var=var, count=count)
         return self._affine(params, centred, layer=layer, gain=(var + self.eps).rsqrt())
+
+    def _anchored(self, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+        """Return mean and unbiased variance of the first examples, on the graph."""
+        anchors = x[: self.usage.anchors]
+        _check_spread(anchors.numel() // x.shape[1], layer)
+        var, mean = torch.var_mean(anchors, (0, 2, 3), keepdim=True)
+        return mean, var
 
     def _kernel(self, params: Params, x: Tensor, *, layer: str, tasks: int) -> Tensor:
         """Normalise by torch's kernel; with momentum 1 it leaves the batch's statistics in the buffers."""

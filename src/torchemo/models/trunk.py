@@ -1,6 +1,6 @@
 """A network cut in two: the trunk that makes features, and the head that reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Generator, Tensor
@@ -9,7 +9,7 @@ from torchemo.core.types import Model, Params
 
 
 @dataclass(frozen=True)
-class _PartOf:
+class PartOf:
     """A part of a network; what it does not say itself is as in the whole."""
 
     network: Model
@@ -45,14 +45,14 @@ class _PartOf:
         """Apply the head."""
         return self.network.classify(params, features)
 
-    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "_PartOf":
+    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "PartOf":
         """Return this part of the network as used at inner step ``step``."""
-        return type(self)(self.network.at(step, stored=stored, sink=sink))
+        return replace(self, network=self.network.at(step, stored=stored, sink=sink))
 
 
 @final
 @dataclass(frozen=True)
-class Trunk(_PartOf):
+class Trunk(PartOf):
     """A network whose outputs are the features of another one."""
 
     @property
@@ -72,7 +72,7 @@ class Trunk(_PartOf):
 
 @final
 @dataclass(frozen=True)
-class OnFeatures(_PartOf):
+class OnFeatures(PartOf):
     """A network whose inputs are the features of another one: what is left of it is the head."""
 
     @property

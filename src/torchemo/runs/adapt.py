@@ -1,11 +1,10 @@
 """A trained run on images of your own: adapt to a support folder, answer a folder of queries."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -14,21 +13,17 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
-from torchemo.core.types import Batch, Episode, Recall
+from torchemo.core.types import Batch, Recall, Statistics
 from torchemo.data.episodes import to_unit
 from torchemo.data.formats.folder import list_folder, picture_file
 from torchemo.data.formats.images import PictureForm, decode
 from torchemo.data.listing import ListedClass, Picture, arrange
 from torchemo.learners.learner import AnyWay, Learner, steps_of
 from torchemo.runs.load import Trained
-from torchemo.training.predict import predict
+from torchemo.training.predict import Classifier, classifier
 
 QUERIES_AT_ONCE = 200
-"""Queries of one call; more are spread over several calls, like cards dealt to players.
-
-A network that normalises queries together (``model.bn = transductive``) sees all of them at once,
-or hands that are each as mixed as the whole folder.
-"""
+"""Queries of one call of the network: bounds the memory, and changes no answer."""
 
 
 class Prediction(NamedTuple):
@@ -96,6 +91,8 @@ class Answers:
     recalled: tuple[RecalledSlot, ...]
     familiar: bool | None
     helpful: bool | None = None
+    statistics: ClassVar[Statistics] = "inductive"
+    """Every query was answered by itself."""
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes)
@@ -113,6 +110,7 @@ class Answers:
         """Return everything, ready for JSON."""
         return {
             **vars(self),
+            "statistics": self.statistics,
             "classes": dict(zip(self.classes, self.shots, strict=True)),
             "predictions": [
                 {
@@ -125,33 +123,99 @@ class Answers:
         }
 
 
-def answer_folder(
+@final
+@dataclass(frozen=True)
+class Adapted:
+    """A run fitted to a support set, once; it answers queries as they come, each by itself.
+
+    Attributes:
+        trained: The run.
+        classifier: What was fitted to the support set.
+        form: Size and channels of the images that it takes.
+        inner_steps: Gradient steps on the support images.
+        classes: Class names in label order.
+        shots: Support images of each class.
+    """
+
+    trained: Trained
+    classifier: Classifier
+    form: PictureForm
+    inner_steps: int
+    classes: tuple[str, ...]
+    shots: tuple[int, ...]
+
+    def predict(self, query: str | Path) -> Answers:
+        """Answer the images of a folder, or one image.
+
+        Raises:
+            DataError: An image cannot be read, or there are none.
+        """
+        return self.answer(query_pictures(Path(query)))
+
+    def answer(self, queries: Mapping[str, Picture]) -> Answers:
+        """Answer images by name."""
+        pixels = _pixels(self.trained, list(queries.values()), self.form)
+        rows = self.probabilities(pixels)
+        return Answers(
+            self.trained.system.title,
+            self.trained.system.iteration,
+            self.inner_steps,
+            self.classes,
+            self.shots,
+            tuple(_prediction(*one, self.classes) for one in zip(queries, rows, strict=True)),
+            *recalled(self.trained, self.classifier.recall),
+        )
+
+    def probabilities(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n way"]:
+        """Return the probabilities of all classes for what the learner sees of images."""
+        return torch.cat(
+            [self.classifier(part).softmax(1) for part in torch.split(x, QUERIES_AT_ONCE)]
+        )
+
+    def __repr__(self) -> str:
+        return f"Adapted({self.trained.system.title}, classes {', '.join(self.classes)})"
+
+
+def adapt(
+    trained: Trained, support: Path, *, steps: int | None = None, invert: bool = False
+) -> Adapted:
+    """Fit a run to the images in ``support/<class>/``; the memory is read and not changed.
+
+    Labels follow the sorted class names; classes may have different numbers of images.
+
+    Args:
+        trained: The run.
+        support: Folder of class folders.
+        steps: Inner steps; those of training by default.
+        invert: Swap dark and light in all images.
+
+    Raises:
+        ConfigError: The run was trained for another number of classes, or not on images.
+        DataError: An image cannot be read, or the folder does not hold what it should.
+    """
+    return adapt_to(trained, support_classes(support), steps=steps, invert=invert)
+
+
+def adapt_to(
     trained: Trained,
-    support: Path,
+    classes: Sequence[ListedClass],
     *,
-    query: Path,
     steps: int | None = None,
     invert: bool = False,
-) -> Answers:
-    """Adapt to the images in ``support/<class>/`` and answer those in ``query``.
-
-    Labels follow the sorted class names; classes may have different numbers of images. The memory is
-    read and not changed.
-    """
-    form, classes = _form(trained, invert=invert), support_classes(support)
-    queries, names = query_pictures(query), tuple(c.name for c in classes)
-    learner = learner_for(trained, len(names))
-    task = _support(trained, [c.pictures for c in classes], form)
-    pixels = _pixels(trained, list(queries.values()), form)
-    outputs, recall = _answer(trained, learner, task, pixels, steps=steps)
-    return Answers(
-        trained.system.title,
-        trained.system.iteration,
+) -> Adapted:
+    """Fit a run to classes of images; see `adapt`."""
+    form, system = _form(trained, invert=invert), trained.system
+    learner = learner_for(trained, len(classes))
+    if system.memory is not None:
+        system.memory.eval()
+    support = _support(trained, [c.pictures for c in classes], form)
+    return Adapted(
+        trained,
+        classifier(learner, system.params, support, memory=system.memory, steps=steps),
+        form,
         steps_of(learner) if steps is None else steps,
-        names,
+        tuple(c.name for c in classes),
         tuple(len(c.pictures) for c in classes),
-        tuple(_prediction(*one, names) for one in zip(queries, outputs, strict=True)),
-        *recalled(trained, recall),
     )
 
 
@@ -237,27 +301,6 @@ def _pixels(
     if trained.network is None:
         return to_unit(np.stack(images))
     return torch.from_numpy(trained.network(np.stack(images)))
-
-
-def _answer(
-    trained: Trained, learner: Learner, support: Batch, x: Tensor, *, steps: int | None
-) -> tuple[Float[Tensor, "n way"], Recall | None]:
-    """Return the probabilities of all classes for each query, and what was recalled for the task."""
-    system = trained.system
-    if system.memory is not None:
-        system.memory.eval()
-    hands = math.ceil(len(x) / QUERIES_AT_ONCE)
-    answers: list[Tensor] = [x.new_zeros(0)] * len(x)
-    recall = None
-    for hand in range(hands):
-        part = x[hand::hands]
-        unknown = torch.zeros(1, len(part), dtype=torch.int64)
-        episode = Episode(support, Batch(part[None], unknown))
-        (out,), recall = predict(
-            learner, system.params, episode, memory=system.memory, steps=steps, every_step=False
-        )
-        answers[hand::hands] = list(out[0].softmax(1))
-    return torch.stack(answers), recall
 
 
 def recalled(

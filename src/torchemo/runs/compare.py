@@ -15,16 +15,20 @@ SAME = ("protocol", "data", "episode", "domain", "metric")
 """What two results must share to be paired."""
 
 
-def read_result(path: Path, *, split: str = "test", protocol: str = "standard") -> dict[str, Any]:
+def read_result(
+    path: Path, *, split: str = "test", protocol: str = "standard", statistics: str = "inductive"
+) -> dict[str, Any]:
     """Read the test result of a run folder, or a result file itself."""
-    file = path / f"eval-{split}-{protocol}.json" if path.is_dir() else path
+    file = _result(path, split, protocol, statistics) if path.is_dir() else path
     if not path.exists() or (path.is_dir() and not RunFolder(path).config.is_file()):
         raise DataError(f"{path} is not a run, nor a result file.")
+    absent = DataError(
+        f"{path} has no {statistics} result of protocol '{protocol}' on split '{split}'.",
+        hint=f"Make one with: torchemo eval {path} --protocol {protocol} --split {split}"
+        f" --statistics {statistics}",
+    )
     if not file.is_file():
-        raise DataError(
-            f"{path} has no result of protocol '{protocol}' on split '{split}'.",
-            hint=f"Make one with: torchemo eval {path} --protocol {protocol} --split {split}",
-        )
+        raise absent
     try:
         found: dict[str, Any] = json.loads(file.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -32,7 +36,18 @@ def read_result(path: Path, *, split: str = "test", protocol: str = "standard") 
     missing = [name for name in (*SAME, "per_task", "method", "seed") if name not in found]
     if missing:
         raise DataError(f"{file} is not a result file: it lacks {missing}.")
+    # Results of earlier versions do not say so: they answered all queries of a task together.
+    found["protocol"].setdefault("statistics", "transductive")
+    if path.is_dir() and statistics == "transductive" != found["protocol"]["statistics"]:
+        raise absent
     return found
+
+
+def _result(root: Path, split: str, protocol: str, statistics: str) -> Path:
+    """Return where a result of a run is; those of earlier versions have no statistics in their names."""
+    plain = root / f"eval-{split}-{protocol}.json"
+    named = root / f"eval-{split}-{protocol}-{statistics}.json"
+    return named if named.is_file() else plain
 
 
 def check_comparable(results: Sequence[dict[str, Any]]) -> None:
@@ -44,7 +59,8 @@ def check_comparable(results: Sequence[dict[str, Any]]) -> None:
             raise DataError(
                 f"{other['run']} and {first['run']} cannot be paired: their {different[0]} differs"
                 f"{_how(other[different[0]], first[different[0]])}.",
-                hint="Evaluate both on the same data with the same protocol, seed and number of tasks.",
+                hint="Evaluate both on the same data with the same protocol, statistics, seed and number of"
+                " tasks.",
             )
 
 
@@ -82,6 +98,7 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
     }
     found = {
         "metric": base[0]["metric"],
+        "statistics": base[0]["protocol"]["statistics"],
         "base": _side(base, float(a.mean())),
         "other": _side(other, float(b.mean())),
         "tasks": int(a.shape[1]),

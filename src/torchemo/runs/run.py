@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias, final
 
 from torchemo.config.run import DataConfig, RunConfig
 from torchemo.core.errors import ConfigError
-from torchemo.core.types import Episode
+from torchemo.core.types import Episode, Statistics
 from torchemo.memory.interface import TaskMemory
-from torchemo.runs.adapt import Answers, answer_folder, support_classes
+from torchemo.runs.adapt import Adapted, adapt
 from torchemo.runs.choices import SHORT, Choices
 from torchemo.runs.compare import compare as compare_results
 from torchemo.runs.compare import read_result
@@ -98,6 +98,7 @@ def compare(
     *,
     split: Literal["test", "val"] = "test",
     protocol: Literal["standard", "paper"] = "standard",
+    statistics: Statistics = "inductive",
 ) -> dict[str, Any]:
     """Compare two methods on the tasks they were evaluated on, paired task by task: ``other - base``.
 
@@ -106,6 +107,7 @@ def compare(
         other: A run, or as many in the same order.
         split: Which results.
         protocol: Which results.
+        statistics: Which results; those of earlier versions are transductive.
 
     Example:
         >>> import tempfile
@@ -116,10 +118,8 @@ def compare(
         >>> compare(*runs)["tasks"]
         4
     """
-    first, second = (
-        [read_result(_root(run), split=split, protocol=protocol) for run in _each(side)]
-        for side in (base, other)
-    )
+    which = {"split": split, "protocol": protocol, "statistics": statistics}
+    first, second = ([read_result(_root(r), **which) for r in _each(s)] for s in (base, other))
     return compare_results(first, second)
 
 
@@ -149,7 +149,7 @@ class Run:
         return self.trained.system.memory
 
     def predict(self, episode: Episode, *, steps: int | None = None) -> Prediction:
-        """Adapt to support sets and answer queries, after every inner step."""
+        """Adapt to support sets and answer queries, each by itself, after every inner step."""
         return self.trained.system.predict(episode, steps=steps)
 
     def evaluate(
@@ -158,6 +158,7 @@ class Run:
         tasks: int = 600,
         protocol: Literal["standard", "paper"] = "standard",
         split: Literal["test", "val"] = "test",
+        statistics: Statistics = "inductive",
         data: PathLike | Sequence[PathLike] = (),
         workers: int = 1,
     ) -> dict[str, Any]:
@@ -166,14 +167,20 @@ class Run:
             self.root, step=self.step, workers=workers, data=self._data(data), needed=(split,)
         )
         on = "+".join(Path(name).stem for name in _sources(data)) or None
-        return score_run(self.root, opened, Protocol(protocol, tasks, split=split), on=on)
+        chosen = Protocol(protocol, tasks, split=split, statistics=statistics)
+        return score_run(self.root, opened, chosen, on=on)
 
-    def adapt(self, support: PathLike) -> "Adapted":
-        """Take a folder of class folders as the support set of a new task."""
-        support_classes(
-            Path(support)
-        )  # refuses a folder without classes now, not at the first query
-        return Adapted(self, Path(support))
+    def adapt(
+        self, support: PathLike, *, steps: int | None = None, invert: bool = False
+    ) -> Adapted:
+        """Fit the run to a folder of class folders; ``.predict(query)`` then answers images.
+
+        Args:
+            support: Folder with one folder of images per class.
+            steps: Inner steps; those of training by default.
+            invert: Swap dark and light in all images.
+        """
+        return adapt(self.trained, Path(support), steps=steps, invert=invert)
 
     def _data(self, data: PathLike | Sequence[PathLike]) -> DataConfig | None:
         sources = _sources(data)
@@ -202,32 +209,6 @@ class Run:
             for name, value in rows.items()
         )
         return f"<table>{lines}</table>"
-
-
-@final
-@dataclass(frozen=True)
-class Adapted:
-    """A run adapted to a support folder.
-
-    Attributes:
-        run: The run.
-        support: Folder of class folders.
-    """
-
-    run: Run
-    support: Path
-
-    def predict(
-        self, query: PathLike, *, steps: int | None = None, invert: bool = False
-    ) -> Answers:
-        """Answer the images of a folder, or one image."""
-        return answer_folder(
-            self.run.trained, self.support, query=Path(query), steps=steps, invert=invert
-        )
-
-    def __repr__(self) -> str:
-        classes = ", ".join(c.name for c in support_classes(self.support))
-        return f"Adapted({self.run!r}, classes {classes})"
 
 
 def _sources(data: PathLike | Sequence[PathLike]) -> tuple[str, ...]:

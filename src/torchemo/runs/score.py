@@ -12,7 +12,7 @@ import torch
 
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.stats import mean_interval, summarise_by_group
-from torchemo.core.types import Episode
+from torchemo.core.types import Episode, Statistics
 from torchemo.memory.interface import TaskMemory
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.load import Opened
@@ -22,13 +22,24 @@ from torchemo.training.evaluate import Scores, batches
 @final
 @dataclass(frozen=True)
 class Protocol:
-    """Which test tasks: ``standard`` has 15 queries per class, ``paper`` K (A14)."""
+    """Which test tasks, and how their queries are answered.
+
+    Attributes:
+        name: ``standard`` has 15 queries per class, ``paper`` K (A14).
+        tasks: How many tasks.
+        seed: Of the tasks.
+        split: Classes they are drawn from.
+        steps: Inner steps; None takes those of training.
+        statistics: Each query is answered by itself (``inductive``), or all of a task together, as the
+            network normalises what it is given at once (``transductive``, the habit of MAML's papers).
+    """
 
     name: Literal["standard", "paper"] = "standard"
     tasks: int = 600
     seed: int = 0
     split: Literal["train", "val", "test"] = "test"
     steps: int | None = None
+    statistics: Statistics = "inductive"
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -121,7 +132,8 @@ def _recalled(memory: TaskMemory | None, scores: Scores) -> float | None:
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
     """Return where a result is kept; names of data that are no names of files are spelt out."""
     where = "" if on is None else "-" + re.sub(r"[^\w.+-]", "_", on)
-    return root / f"eval-{protocol.split}-{protocol.name}{where}.json"
+    how = "" if protocol.statistics == "inductive" else f"-{protocol.statistics}"
+    return root / f"eval-{protocol.split}-{protocol.name}{how}{where}.json"
 
 
 def _scores(
@@ -141,7 +153,9 @@ def _scores(
         )
 
     tasks = batches(sample, tasks=protocol.tasks)
-    return opened.system.evaluate(tasks, steps=protocol.steps, every_step=every_step)
+    return opened.system.evaluate(
+        tasks, steps=protocol.steps, every_step=every_step, statistics=protocol.statistics
+    )
 
 
 def _record(opened: Opened, protocol: Protocol, scores: Scores) -> dict[str, Any]:

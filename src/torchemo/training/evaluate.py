@@ -25,7 +25,7 @@ from torch import Tensor
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import accuracy, task_loss
 from torchemo.core.task_axis import join
-from torchemo.core.types import Episode, Params, Recall
+from torchemo.core.types import Episode, Params, Recall, Statistics
 from torchemo.learners.learner import Learner
 from torchemo.memory.interface import TaskMemory
 from torchemo.training.predict import Prediction, predict
@@ -57,6 +57,7 @@ def evaluate(
     memory: TaskMemory | None = None,
     steps: int | None = None,
     every_step: bool = True,
+    statistics: Statistics = "transductive",
     batched: bool | None = None,
     workers: int = 1,
 ) -> Scores:
@@ -69,10 +70,12 @@ def evaluate(
         memory: The memory; it is put into eval mode for the time being.
         steps: Inner steps, by default those of training.
         every_step: Score after every inner step; else after the last alone, in one column.
+        statistics: Answer each query by itself, or together; see `torchemo.training.predict.predict`.
         batched: Run each batch of tasks in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
     """
-    how = {"steps": steps, "every_step": every_step, "batched": batched, "workers": workers}
+    how = {"steps": steps, "every_step": every_step, "statistics": statistics}
+    how |= {"batched": batched, "workers": workers}
     return join([scores for scores, _ in _scored(learner, params, episodes, memory, **how)])
 
 

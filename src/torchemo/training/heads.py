@@ -12,9 +12,10 @@ from torch import Tensor
 
 from torchemo.core.task_axis import join, take
 from torchemo.core.tree import carried_back, leaf
-from torchemo.core.types import Batch, Episode, Params, Start
+from torchemo.core.types import Batch, Episode, Params, Start, Statistics
 from torchemo.core.workers import run_tasks
 from torchemo.learners.learner import HeadAlone, Learner, Stepwise, steps_of
+from torchemo.models.alone import alone
 from torchemo.training.solve import Held, Solved, merge, solve
 
 CHUNK = 8
@@ -80,14 +81,18 @@ def answer_heads(
     *,
     held: Held | None = None,
     steps: range,
+    statistics: Statistics = "transductive",
     workers: int = 1,
 ) -> list[Tensor]:
     """Adapt the heads of B tasks without a graph; answer the queries after the given inner steps."""
 
+    def features(begin: Start, part: Episode, b: int) -> tuple[Tensor, Tensor]:
+        return _features(learner, begin, part, b, statistics)
+
     def one(chunk: slice) -> list[Tensor]:
         begin, part, own = take((start, episode, held), chunk)
         tasks = range(chunk.stop - chunk.start)
-        f, q = join(run_tasks(lambda b: _features(learner, begin, part, b), tasks, workers=workers))
+        f, q = join(run_tasks(lambda b: features(begin, part, b), tasks, workers=workers))
         bound = None if own is None else own.bind()
         fitted = headed.fit(
             begin, Batch(f, part.support.y), memory=bound, steps=steps[-1], graph=False
@@ -123,10 +128,16 @@ class _Trunk:
         return dict(zip(self.leaves, found, strict=True))
 
 
-def _features(learner: Learner, start: Start, episode: Episode, b: int) -> tuple[Tensor, Tensor]:
+def _features(
+    learner: Learner, start: Start, episode: Episode, b: int, statistics: Statistics
+) -> tuple[Tensor, Tensor]:
     own, one = take((start.theta, episode), slice(b, b + 1))
     support = learner.model.at(0, stored=True).features(own, one.support.x)
-    last = learner.model.at(steps_of(learner), stored=True)
+    last, step = learner.model, steps_of(learner)
+    if statistics == "inductive":
+        last, own = alone(last, own, one.support.x, step=step)
+    else:
+        last = last.at(step, stored=True)
     return support, last.features(own, one.query.x)
 
 

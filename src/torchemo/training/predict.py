@@ -15,17 +15,26 @@ Example:
     (4, torch.Size([2, 10, 1]))
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.checks import check_episode
 from torchemo.core.task_axis import join, take
 from torchemo.core.tree import detach, expand, select
-from torchemo.core.types import Episode, Params, Recall, Start
+from torchemo.core.types import Batch, Episode, Params, Recall, Start, Statistics
 from torchemo.core.workers import run_tasks
-from torchemo.learners.learner import Learner, Stepwise, network_names, start_of, steps_of
+from torchemo.learners.learner import (
+    Fitted,
+    Learner,
+    Stepwise,
+    network_names,
+    start_of,
+    steps_of,
+)
 from torchemo.memory.interface import TaskMemory
 from torchemo.training.heads import answer_heads, head_learner
 from torchemo.training.solve import Held
@@ -54,6 +63,7 @@ def predict(
     memory: TaskMemory | None = None,
     steps: int | None = None,
     every_step: bool = True,
+    statistics: Statistics = "transductive",
     batched: bool | None = False,
     workers: int = 1,
 ) -> Prediction:
@@ -69,19 +79,74 @@ def predict(
         steps: Inner steps, by default those of training.
         every_step: Answer after 0, 1, ..., ``steps`` inner steps, else after the last alone. A learner
             without an inner loop answers once.
+        statistics: Answer each query by itself (``inductive``), or all queries of a task together, as the
+            network normalises what it is given at once (``transductive``).
         batched: Run the whole task axis in one call; None: see `runs_together`.
         workers: Threads that share the tasks otherwise.
     """
     with torch.no_grad():
-        theta = select(params, network_names(params))
-        check_episode(episode, n_way=head_outputs(learner, theta))
-        start = start_of(learner, params, episode.support, base=expand(theta, _tasks(episode)))
-        held = None if memory is None else recalled(memory, theta, episode, start)
-        begin = begin_at(start, {} if held is None else held.memory.offset(held.recall))
+        begin, held = begun(learner, params, episode, memory=memory)
         shown = _shown(learner, steps, every_step)
-        answering = _Answering(learner, begin, episode, held, shown)
+        answering = _Answering(learner, begin, episode, held, shown, statistics)
         outputs = answering.all(groups_of(params, episode, batched), workers=workers)
     return Prediction(tuple(outputs), None if held is None else held.recall)
+
+
+@final
+@dataclass(frozen=True)
+class Classifier:
+    """A learner fitted to the support set of one task; answers any number of queries, each by itself.
+
+    Attributes:
+        learner: The learner.
+        fitted: What it made of the support set.
+        recall: What the memory recalled for the task; None without a memory.
+    """
+
+    learner: Learner
+    fitted: Fitted
+    recall: Recall | None
+
+    def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n out"]:
+        """Return the outputs for queries; no answer depends on the others."""
+        with torch.no_grad():
+            return self.learner.predict(self.fitted, x[None])[0]
+
+
+def classifier(
+    learner: Learner,
+    params: Params,
+    support: Batch,
+    *,
+    memory: TaskMemory | None = None,
+    steps: int | None = None,
+) -> Classifier:
+    """Fit one task once, to answer queries as they come (Algorithm 2).
+
+    Args:
+        learner: The learner.
+        params: Its meta-parameters.
+        support: The support set of one task, ``[1, n, ...]``.
+        memory: The memory, in eval mode; None is the base learner.
+        steps: Inner steps, by default those of training.
+    """
+    with torch.no_grad():
+        begin, held = begun(learner, params, Episode(support, support), memory=memory)
+        bound = None if held is None else held.bind()
+        fitted = learner.fit(begin, support, memory=bound, steps=steps, graph=False)
+    recall = None if held is None else held.recall
+    return Classifier(learner, fitted._replace(alone={}), recall)
+
+
+def begun(
+    learner: Learner, params: Params, episode: Episode, *, memory: TaskMemory | None
+) -> tuple[Start, Held | None]:
+    """Return where tasks begin, the memory's offsets included, and what it recalled for them."""
+    theta = select(params, network_names(params))
+    check_episode(episode, n_way=head_outputs(learner, theta))
+    start = start_of(learner, params, episode.support, base=expand(theta, _tasks(episode)))
+    held = None if memory is None else recalled(memory, theta, episode, start)
+    return begin_at(start, {} if held is None else held.memory.offset(held.recall)), held
 
 
 class _Answering(NamedTuple):
@@ -92,16 +157,24 @@ class _Answering(NamedTuple):
     episode: Episode
     held: Held | None
     steps: range
+    statistics: Statistics
 
     def all(self, groups: list[slice], *, workers: int) -> list[Tensor]:
         """Answer all tasks, with the heads of several in one call where nothing else is adapted."""
-        learner, begin, episode, held, steps = self
+        learner, begin, episode, held, steps, statistics = self
         headed = head_learner(learner, held) if len(groups) > 1 else None
         if headed is None:
             answers: list[Tensor] = join(run_tasks(self.some, groups, workers=workers))
             return answers
         return answer_heads(
-            learner, headed, begin, episode, held=held, steps=steps, workers=workers
+            learner,
+            headed,
+            begin,
+            episode,
+            held=held,
+            steps=steps,
+            statistics=statistics,
+            workers=workers,
         )
 
     def some(self, group: slice) -> list[Tensor]:
@@ -110,6 +183,8 @@ class _Answering(NamedTuple):
         bound = None if held is None else held.bind()
         learner, last = self.learner, self.steps[-1]
         fitted = learner.fit(begin, part.support, memory=bound, steps=last, graph=False)
+        if self.statistics == "inductive":
+            fitted = fitted._replace(alone={})
         if not isinstance(learner, Stepwise):
             return [learner.predict(fitted, part.query.x)]
         return learner.predict_path(fitted, part.query.x, steps=self.steps)

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from torchemo.core.errors import CheckpointError
 from torchemo.core.rng import generator_for
-from torchemo.core.types import Episode, Params
+from torchemo.core.types import Episode, Params, Statistics
 from torchemo.learners.learner import STATE, Learner
 from torchemo.memory.interface import TaskMemory, current_names
 from torchemo.training.evaluate import Scores, evaluate
@@ -43,17 +43,27 @@ class System:
         return method_title(self.learner, self.memory)
 
     def predict(
-        self, episode: Episode, *, steps: int | None = None, every_step: bool = True
+        self,
+        episode: Episode,
+        *,
+        steps: int | None = None,
+        every_step: bool = True,
+        statistics: Statistics = "inductive",
     ) -> Prediction:
         """Adapt to support sets and answer queries; see `torchemo.training.predict.predict`."""
-        how = {**self._how, "steps": steps, "every_step": every_step}
+        how = {**self._how, "steps": steps, "every_step": every_step, "statistics": statistics}
         return predict(self.learner, self.params, episode, **how)
 
     def evaluate(
-        self, episodes: Iterable[Episode], *, steps: int | None = None, every_step: bool = True
+        self,
+        episodes: Iterable[Episode],
+        *,
+        steps: int | None = None,
+        every_step: bool = True,
+        statistics: Statistics = "inductive",
     ) -> Scores:
         """Score fixed tasks; see `torchemo.training.evaluate.evaluate`."""
-        how = {**self._how, "steps": steps, "every_step": every_step}
+        how = {**self._how, "steps": steps, "every_step": every_step, "statistics": statistics}
         return evaluate(self.learner, self.params, episodes, **how)
 
     @property

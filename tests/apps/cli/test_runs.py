@@ -342,7 +342,7 @@ def test_a_run_is_tested_on_a_domain_it_has_never_seen(torchemo, picture_runs, s
     words = ("eval", run, "--tasks", 3, "--data", schemes, "--scheme", "only_test")
     found = torchemo(*words)
     assert found.code == 0
-    assert "on test tasks of dark (standard)" in " ".join(found.out.split())
+    assert "on test tasks of dark (standard, inductive)" in " ".join(found.out.split())
     file = run / "eval-test-standard-dark.json"
     assert f"written: {file}" in found.out
     assert torchemo(*words, "--json").json == json.loads(file.read_text())
@@ -378,7 +378,7 @@ def test_other_data_that_cannot_be_used_are_refused(torchemo, picture_runs, word
 def test_that_some_tasks_skip_recall_is_said(capsys, share, said):
     last = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 8}
     summary = {"last": last, "per_domain": {}, "per_step": [0.2, 0.5]}
-    protocol = {"split": "test", "name": "standard"}
+    protocol = {"split": "test", "name": "standard", "statistics": "inductive"}
     about = {"metric": "accuracy", "method": "M", "on": None, "protocol": protocol}
     _show_result({**about, "summary": summary, "recalled": share, "failed": None})
     words = "75.0 % of the tasks skip recall: they are unlike those of training."
@@ -394,14 +394,18 @@ def test_a_learner_without_inner_steps_has_no_line_of_them(torchemo, colours, tm
     asked = ("--preset", "protonet", "--data", colours, "--options", *words)
     assert torchemo("train", "--out", run, *asked).code == 0
     found = torchemo("eval", run, "--tasks", 3)
-    assert "ProtoNet: accuracy, % on test tasks (standard)" in " ".join(found.out.split())
+    assert "ProtoNet: accuracy, % on test tasks (standard, inductive)" in " ".join(
+        found.out.split()
+    )
     assert "after inner step" not in found.out
 
 
 def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):
     found = torchemo("eval", point_runs / "memory", "--tasks", 12)
     assert found.code == 0
-    assert "MAML + EMO: mean squared error on test tasks (standard)" in " ".join(found.out.split())
+    assert "MAML + EMO: mean squared error on test tasks (standard, inductive)" in " ".join(
+        found.out.split()
+    )
     assert "after inner step  0: " in found.out
     machine = torchemo("eval", point_runs / "memory", "--tasks", 12, "--json")
     saved = json.loads((point_runs / "memory" / "eval-test-standard.json").read_text())
@@ -457,7 +461,7 @@ def test_a_damaged_best_checkpoint_is_not_evaluated(torchemo, point_runs, tmp_pa
 def test_two_runs_are_compared_in_pairs(torchemo, point_runs):
     found = torchemo("compare", point_runs / "base", point_runs / "memory")
     assert found.code == 0
-    assert "MAML + EMO minus MAML (mse, paired)" in " ".join(found.out.split())
+    assert "MAML + EMO minus MAML (mse, inductive, paired)" in " ".join(found.out.split())
     assert "12 tasks, 1 seed(s)" in found.out
     (machine,) = torchemo("compare", point_runs / "base", point_runs / "memory", "--json").json
     results = [

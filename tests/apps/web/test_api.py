@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.apps.web.conftest import Tab, image
-from torchemo.runs.adapt import answer_folder
+from torchemo.runs.adapt import adapt
 
 
 def test_five_classes_and_a_sixth_are_taught_and_asked(tab):
@@ -38,7 +38,7 @@ def test_answers_are_those_of_adapt_on_the_same_files(tab, run, tmp_path):
     (tmp_path / "query").mkdir()
     for i, name in enumerate(("red", "blue", "green")):
         (tmp_path / "query" / f"{name}-{i}.png").write_bytes(image(name, 50 + i))
-    answers = answer_folder(run.trained, tmp_path / "support", query=tmp_path / "query")
+    answers = adapt(run.trained, tmp_path / "support").predict(tmp_path / "query")
     expected = {p.file: p.probabilities for p in answers.predictions}
     for query in found["queries"]:
         assert query["answer"]["probabilities"] == pytest.approx(expected[query["name"]], abs=1e-5)

@@ -23,8 +23,7 @@ class AdaptCommand:
     support: Path
     """Folder with one folder of images per class; any size, colour mode or rotation."""
     query: Path
-    """Folder of images to sort, or one image. With model.bn = transductive, the default, all queries are
-    normalised together: an answer may depend on the others; with per_query_with_support it does not."""
+    """Folder of images to sort, or one image. No answer depends on the other images."""
     out: Path | None = None
     """Where predictions.json and sheet.html go; RUN/adapted by default."""
     step: int | None = None
@@ -39,14 +38,13 @@ class AdaptCommand:
     def run(self) -> int:
         """Run the command."""
         from torchemo.report.sheet import sheet
-        from torchemo.runs.adapt import answer_folder
+        from torchemo.runs.adapt import adapt
         from torchemo.runs.load import load_trained
         from torchemo.runs.storage.durable import replace_file
 
         trained = load_trained(self.run_folder, step=self.step)
-        answers = answer_folder(
-            trained, self.support, query=self.query, steps=self.steps, invert=self.invert
-        )
+        adapted = adapt(trained, self.support, steps=self.steps, invert=self.invert)
+        answers = adapted.predict(self.query)
         found = {"run": str(self.run_folder), **answers.to_dict()}
         out = self.run_folder / "adapted" if self.out is None else self.out
         out.mkdir(parents=True, exist_ok=True)

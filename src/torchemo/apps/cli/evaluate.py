@@ -24,6 +24,9 @@ class EvalCommand:
     """Test tasks; 600 by default, 1000 with the paper's protocol."""
     split: Literal["test", "val"] = "test"
     """Classes to draw tasks from."""
+    statistics: Literal["inductive", "transductive"] = "inductive"
+    """inductive: every query is answered by itself. transductive: all queries of a task together, normalised
+    as the network says (model.bn), which is the habit of MAML's papers and often scores higher."""
     data: tuple[str, ...] = ()
     """Other data to draw tasks from, such as a domain the run has never seen; the run's own by default."""
     splits: Path | None = None
@@ -51,7 +54,13 @@ class EvalCommand:
         tasks = (
             {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
         )
-        protocol = Protocol(self.protocol, tasks, split=self.split, steps=self.steps)
+        protocol = Protocol(
+            self.protocol,
+            tasks,
+            split=self.split,
+            steps=self.steps,
+            statistics=self.statistics,
+        )
         opened = load_best(
             self.run_folder,
             step=self.step,
@@ -100,6 +109,8 @@ class CompareCommand:
     """Which results to compare."""
     split: Literal["test", "val"] = "test"
     """Which results to compare."""
+    statistics: Literal["inductive", "transductive"] = "inductive"
+    """Which results to compare; those of earlier versions are transductive."""
     json: bool = False
     """Print the comparison as JSON."""
 
@@ -108,7 +119,8 @@ class CompareCommand:
         from torchemo.runs.compare import compare, read_result
 
         def read(path: Path) -> dict[str, Any]:
-            return read_result(path, split=self.split, protocol=self.protocol)
+            which = {"split": self.split, "protocol": self.protocol}
+            return read_result(path, **which, statistics=self.statistics)
 
         if self.against:
             found = [compare([read(p) for p in self.runs], [read(p) for p in self.against])]
@@ -135,7 +147,8 @@ def _show_result(record: dict[str, Any]) -> None:
         rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
     protocol = record["protocol"]
     where = "" if record["on"] is None else f" of {record['on']}"
-    title = f"{record['method']}: {unit} on {protocol['split']} tasks{where} ({protocol['name']})"
+    how = f"{protocol['name']}, {protocol['statistics']}"
+    title = f"{record['method']}: {unit} on {protocol['split']} tasks{where} ({how})"
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
     if len(summary["per_step"]) > 1:
         steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
@@ -153,7 +166,8 @@ def _show_comparison(found: dict[str, Any]) -> None:
 
     scale = 100.0 if found["metric"] == "accuracy" else 1.0
     title = (
-        f"{found['other']['method']} minus {found['base']['method']} ({found['metric']}, paired)"
+        f"{found['other']['method']} minus {found['base']['method']}"
+        f" ({found['metric']}, {found['statistics']}, paired)"
     )
     rows = [["all", _row(found["difference"], scale), f"{found['difference']['p_value']:.4f}"]]
     if len(found["per_domain"]) > 1:

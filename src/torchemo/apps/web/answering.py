@@ -12,13 +12,14 @@ from torch import Tensor
 from torchemo.apps.web.session import Answered, Job, Session
 from torchemo.core.errors import ConfigError, TorchemoError
 from torchemo.core.rng import generator_for
-from torchemo.core.types import Batch, Episode, Recall
+from torchemo.core.types import Batch
 from torchemo.data.episodes import to_unit
 from torchemo.data.formats.images import PictureForm
 from torchemo.memory.interface import TaskMemory
+from torchemo.models.alone import alone
 from torchemo.runs.adapt import RecalledSlot, learner_for, recalled
 from torchemo.runs.run import Run
-from torchemo.training.predict import predict
+from torchemo.training.predict import Classifier, classifier
 
 AT_ONCE = 8
 """Queries between two looks at whether to stop."""
@@ -123,8 +124,10 @@ class Task:
         self._keys, y = [keys[i] for i in order], torch.tensor(labels)[order]
         self._labels = y.tolist()
         self._support = Batch(x[order][None], y[None])
-        _, recall = self._predict(x[:1], self._system.memory)
-        slots, familiar, helpful = recalled(run.trained, recall)
+        memory = self._system.memory
+        self._answers = self._fitted(memory)
+        self._without = None if memory is None else self._fitted(None)
+        slots, familiar, helpful = recalled(run.trained, self._answers.recall)
         self.about = {
             "version": secrets.token_hex(4),
             "classes": classes,
@@ -135,27 +138,22 @@ class Task:
 
     def answer(self, x: Tensor) -> list[dict[str, Any]]:
         """Answer queries."""
-        rows, _ = self._predict(x, self._system.memory)
-        own = None if self._system.memory is None else self._predict(x, None)[0].tolist()
+        rows = self._answers(x).softmax(1)
+        own = None if self._without is None else self._without(x).softmax(1).tolist()
         near = self._nearest(x)
         return [
             {"probabilities": row, "without": None if own is None else own[i], "nearest": near[i]}
             for i, row in enumerate(rows.tolist())
         ]
 
-    def _predict(self, x: Tensor, memory: TaskMemory | None) -> tuple[Tensor, Recall | None]:
-        unknown = torch.zeros(1, len(x), dtype=torch.int64)
-        episode = Episode(self._support, Batch(x[None], unknown))
-        (out,), recall = predict(
-            self._learner, self._system.params, episode, memory=memory, every_step=False
-        )
-        return out[0].softmax(1), recall
+    def _fitted(self, memory: TaskMemory | None) -> Classifier:
+        return classifier(self._learner, self._system.params, self._support, memory=memory)
 
     def _nearest(self, x: Tensor) -> list[list[dict[str, Any]]]:
         """Return the support images whose features are most like those of each query, by cosine."""
         params = {n: p[None] for n, p in self._system.params.items() if "/" not in n}
-        model = self._learner.model.at(0, stored=True)
         with torch.no_grad():
+            model, params = alone(self._learner.model, params, self._support.x)
             seen = model.features(params, torch.cat([self._support.x, x[None]], 1))[0]
         seen = torch.nn.functional.normalize(seen, dim=1)
         similar = seen[len(self._keys) :] @ seen[: len(self._keys)].T

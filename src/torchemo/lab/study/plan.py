@@ -257,7 +257,8 @@ def _resolved(
         override(plain, option)
     # After the cell, so that they reach the parts it chooses, but for what it sets itself.
     own = {option.partition("=")[0] for option in cell.options}
-    given = (*scale.options, *scale.memory_options)
+    # Recorded studies normalise queries together, whatever presets do today.
+    given = ("model.bn=transductive", *scale.options, *scale.memory_options)
     _set_where_known(plain, (o for o in given if o.partition("=")[0] not in own))
     _set_where_known(plain, (*rates, *options))
     config = reduced(from_dict(plain, RunConfig, where=f"cell {cell.name}"))

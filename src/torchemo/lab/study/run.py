@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, final
 
 from torchemo.config.run import RunConfig
 from torchemo.config.toml import dumps
+from torchemo.core.types import Statistics
 from torchemo.lab.study.datasets import prepare
 from torchemo.lab.study.entry import Cell
 from torchemo.lab.study.job import Ended, Job, Scoring, is_done, read_json, unite
@@ -38,6 +39,9 @@ Choice: TypeAlias = tuple[tuple[str, ...], Tried]
 
 FORMAT = 2
 """Version of result.json."""
+STATISTICS: Statistics = "transductive"
+"""Studies answer all queries of a task together, as MAML's papers and the recorded results do."""
+
 SEEN_SEED = 1000
 """Other tasks of the seen classes than those of training, whose seeds are small."""
 
@@ -205,12 +209,15 @@ class StudyRun:
 
     def _scoring(self, cell: Cell, world: str) -> Scoring:
         scale = self.study.scale
-        protocol = Protocol(scale.protocol, scale.test_tasks, seed=self.study.entry.test_seed)
+        seed = self.study.entry.test_seed
+        protocol = Protocol(scale.protocol, scale.test_tasks, seed=seed, statistics=STATISTICS)
         if world == SEEN:
             protocol = replace(protocol, split="train", seed=SEEN_SEED)
         own = world in (cell.world, SEEN)
         names = scale.worlds[cell.world if own else world]
-        text = repr((protocol, names, scale.image_size))
+        # Files of scores were named before protocols had statistics.
+        named = repr(protocol).replace(f", statistics={STATISTICS!r}", "")
+        text = f"({named}, {names!r}, {scale.image_size!r})"
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         source = None if own else self.sources[world]
         every_step = world == cell.world

@@ -14,6 +14,7 @@ from torchemo.learners.gradient.inner import task_gradients
 from torchemo.learners.gradient.loop import InnerLoop, LoopOptions
 from torchemo.learners.learner import Fitted, Traits
 from torchemo.memory.interface import BoundMemory
+from torchemo.models.alone import reads_support
 from torchemo.models.trunk import OnFeatures
 
 
@@ -112,7 +113,6 @@ class GradientLearner:
         The trunk changes with running statistics, and where a query is normalised with the support set.
         """
         model = self.loop.model
-        fixed = not model.buffers and getattr(model, "bn", None) != "per_query_with_support"
-        if self.loop.adapts != "head" or not fixed:
+        if self.loop.adapts != "head" or model.buffers or reads_support(model):
             return None
         return replace(self, loop=replace(self.loop, model=OnFeatures(model)))

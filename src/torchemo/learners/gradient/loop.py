@@ -22,9 +22,9 @@ from torchemo.learners.gradient.inner import (
     descend,
     rate_at,
 )
-from torchemo.learners.learner import Fitted
+from torchemo.learners.learner import Fitted, answering
 from torchemo.memory.interface import BoundMemory
-from torchemo.models.norm import predict_with_support
+from torchemo.models.alone import Answering
 
 
 @final
@@ -125,21 +125,21 @@ class InnerLoop:
 
     def outputs(self, fitted: Fitted, x: Tensor, *, steps: Sequence[int]) -> list[Tensor]:
         """Answer ``x`` with the parameters after each of the given numbers of inner steps."""
-        if (
-            getattr(self.model, "bn", None) == "per_query_with_support"
-            and fitted.support_x is not None
-        ):
-            return [
-                predict_with_support(self.model, fitted.path[s], fitted.support_x, x) for s in steps
-            ]
-        stored, seen = fitted.evaluation, fitted.statistics
-        seen = {} if seen is None else seen
         if self.adapts == "head":
-            trunk = self._at(max(steps), seen, stored=stored)
-            features = trunk.features(fitted.path[0], x)
+            # The trunk is the same at every step.
+            trunk, params = self._answering(fitted, max(steps), fitted.path[0])
+            features = trunk.features(params, x)
             return [self.model.classify(fitted.path[s], features) for s in steps]
-        network = self._network(seen, stored=stored)
-        return [network(fitted.path[s], x, s) for s in steps]
+        networks = (self._answering(fitted, s, fitted.path[s]) for s in steps)
+        return [network(params, x) for network, params in networks]
+
+    def _answering(self, fitted: Fitted, step: int, params: Params) -> Answering:
+        """Return the network after inner step ``step`` and its parameters, as queries meet them."""
+        found = answering(self.model, fitted, params, step=step)
+        if found is not None:
+            return found
+        seen = {} if fitted.statistics is None else fitted.statistics
+        return self._at(step, seen, stored=fitted.evaluation), params
 
     def losses(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
         """Return each task's query loss after the last step."""

@@ -16,6 +16,7 @@ from torchemo.learners.gradient.inner import adapt
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits, scoped, within
 from torchemo.memory.interface import BoundMemory
+from torchemo.models.alone import reads_support
 
 COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
 
@@ -92,7 +93,7 @@ class MUSML(GradientLearner):
                 "MUSML: subspaces hold whole networks without running statistics.",
                 hint="Use model.bn = transductive.",
             )
-        if getattr(self.loop.model, "bn", None) == "per_query_with_support":
+        if reads_support(self.loop.model):
             raise ConfigError(
                 "MUSML: queries are normalised together, all subspaces in one call.",
                 hint="Use model.bn = transductive.",

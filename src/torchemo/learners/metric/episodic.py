@@ -17,11 +17,10 @@ from torch import Tensor
 from torchemo.config.registry import NoOptions
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.losses import check_labels, cross_entropy
-from torchemo.core.tree import expand, select
+from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Model, Params, Start, TaskShape
-from torchemo.learners.learner import Fitted, Traits, network_names, scoped, within
+from torchemo.learners.learner import Fitted, Traits, answering, scoped, within
 from torchemo.memory.interface import BoundMemory
-from torchemo.models.norm import predict_with_support
 from torchemo.models.trunk import Trunk
 
 HEAD, CLASSIFIER = "head/", "classifier/"
@@ -194,12 +193,10 @@ class EpisodicLearner:
 
     def _features(self, fitted: Fitted, x: Tensor) -> Float[Tensor, "task q f"]:
         """Embed queries, normalised as the network says."""
-        by_support = getattr(self.model, "bn", None) == "per_query_with_support"
-        if by_support and fitted.support_x is not None:
-            # Every query gets a copy of what is passed: the trunk's tensors, not the classifier.
-            names = [n for n in network_names(fitted.state) if n not in self.model.head]
-            body = select(fitted.state, names)
-            return predict_with_support(Trunk(self.model), body, fitted.support_x, x)
+        found = answering(self.model, fitted, fitted.state, step=QUERY)
+        if found is not None:
+            network, params = found
+            return network.features(params, x)
         seen = {} if fitted.statistics is None else fitted.statistics
         return self._at(QUERY, seen, stored=fitted.evaluation).features(fitted.state, x)
 

@@ -28,6 +28,7 @@ class Result:
     Attributes:
         split: Which tasks: test or val.
         protocol: standard or paper.
+        statistics: inductive or transductive.
         step: The checkpoint that was scored.
         metric: accuracy or mse.
         domains: Names that ``domain`` counts.
@@ -39,6 +40,7 @@ class Result:
 
     split: str
     protocol: str
+    statistics: str
     step: int
     metric: str
     domains: tuple[str, ...]
@@ -214,6 +216,7 @@ def _result(record: Mapping[str, Any]) -> Result:
     return Result(
         split=str(record["protocol"]["split"]),
         protocol=str(record["protocol"]["name"]),
+        statistics=str(record["protocol"]["statistics"]),
         on=None if record.get("on") is None else str(record["on"]),
         step=int(record["step"]),
         metric=str(record["metric"]),

@@ -121,6 +121,8 @@ def _tiles(facts: RunFacts) -> list[Tile]:
         label = result.split if result.on is None else f"{result.split}, {result.on}"
         if result.protocol != "standard":
             label += f", {result.protocol} protocol"
+        if result.statistics != "inductive":
+            label += f", {result.statistics}"
         remark = f"{metric.unit}, {metric.interval(last.low, last.high)}, {last.n} tasks"
         tiles.append(Tile(label, metric.write(last.value), remark))
     skipped = sum(event["event"] == "skipped" for event in facts.events)

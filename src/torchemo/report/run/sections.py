@@ -123,7 +123,7 @@ def result(found: Result, *, order: int) -> ResultSection:
     rows = [_row(name, scores, metric) for name, scores in groups.items()]
     return ResultSection(
         what=f"{found.split} tasks{'' if found.on is None else f' of {found.on}'},"
-        f" {found.protocol} protocol",
+        f" {found.protocol} protocol, {found.statistics}",
         metric=metric,
         steps=steps,
         step=found.step,
