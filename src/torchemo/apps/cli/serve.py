@@ -1,6 +1,7 @@
 """``torchemo serve``: a page on this machine where images are dragged into classes and sorted."""
 
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, final
@@ -8,6 +9,7 @@ from typing import Annotated, final
 import tyro
 
 from torchemo.core.errors import ConfigError, ResourceError
+from torchemo.report.terminal import print_json
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,6 +32,8 @@ class ServeCommand:
     """Swap dark and light: for runs on bright ink (Omniglot) and dark ink in the images."""
     open_browser: bool = False
     """Open the page in the browser."""
+    json: bool = False
+    """Print the address as a JSON object."""
 
     def run(self) -> int:
         """Run the command."""
@@ -57,8 +61,13 @@ class ServeCommand:
         token = secrets.token_urlsafe(16)
         host = f"[{self.host}]" if ":" in self.host else self.host
         address = f"http://{host}:{listening.getsockname()[1]}/{token}/"
-        print(f"{answering.about['method']} answers at {address}")
-        print("Ctrl-C ends it; what is on the page is then gone unless it was saved.", flush=True)
+        if self.json:
+            print_json({"method": answering.about["method"], "address": address})
+        else:
+            print(f"{answering.about['method']} answers at {address}")
+            print("Ctrl-C ends it; what is on the page is then gone unless it was saved.")
+        # Whoever started this command may read its address from a pipe, and it never ends by itself.
+        sys.stdout.flush()
         if self.open_browser:
             import webbrowser
 
