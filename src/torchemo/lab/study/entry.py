@@ -1,10 +1,13 @@
 """What a study is: cells to run, contrasts to draw between them, and how to show them. No torch here."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, TypeAlias, final
 
-from torchemo.lab.study.paper.published import Published
+from torchemo.lab.study.paper.published import PUBLISHED, Published
 from torchemo.lab.study.scales import Scale
 
 MIXED, REPAIRED, OFFSETS = "mixed", "repaired", "offsets"
@@ -105,7 +108,7 @@ class Entry:
     published: Published
     cells: Callable[[Scale], tuple[Cell, ...]]
     contrasts: Callable[[Scale], tuple[Contrast, ...]]
-    figure: Literal["forest", "steps", "sweep", "matrix", "curves", "bars"]
+    figure: Literal["forest", "steps", "sweep", "matrix", "curves", "bars"] = "forest"
     measure: Literal["score", "cost"] = "score"
     scales: tuple[str, ...] = (
         "smoke/pictures",
@@ -127,3 +130,19 @@ class Entry:
     def in_paper(self) -> bool:
         """Whether it is a table or a figure of the paper."""
         return self.name[0] in "TF"
+
+
+def entry(
+    name: str,
+    cells: Callable[[Scale], tuple[Cell, ...]],
+    contrasts: Callable[[Scale], tuple[Contrast, ...]] = lambda scale: (),
+) -> Entry:
+    """Return the study that ``entries.toml`` describes under this name."""
+    about = {n: tuple(v) if isinstance(v, list) else v for n, v in _texts()[name].items()}
+    published = PUBLISHED.get(about.pop("published", name), Published(""))
+    return Entry(name, published=published, cells=cells, contrasts=contrasts, **about)
+
+
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(files("torchemo.lab.study").joinpath("entries.toml").read_text("utf-8"))

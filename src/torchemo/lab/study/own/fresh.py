@@ -3,9 +3,8 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from torchemo.lab.study.entry import Cell, Contrast, Entry
+from torchemo.lab.study.entry import Cell, Contrast, entry
 from torchemo.lab.study.paper.cells import LEARNERS, base_cell, gain, memory_cell
-from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import Scale, outer_rate
 
 _IMAGES = ("learner.inner_lr=0.1", 0.006)
@@ -58,21 +57,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-R2 = Entry(
-    "R2",
-    "Offsets on new seeds and test tasks",
-    "Not in the paper: does what T1 shows of offsets hold where nothing about them was chosen?",
-    Published(""),
-    _cells,
-    _contrasts,
-    "forest",
-    scales=("smoke/pictures", "smoke/regression", "cpu/pictures", "cpu/regression"),
-    note="Rates are those that T1 chose. Seeds and test tasks are others than those of all other studies,"
-    " whose results were seen while our memory was made; families and test classes are the same. How many"
-    " seeds was settled before the first was run.",
-    seeds=(3, 4, 5, 6, 7),
-    test_seed=1,
-)
+R2 = entry("R2", _cells, _contrasts)
 
 FAMILIAR = ("memory.skip_unfamiliar=0.9",)
 """Tasks unlike nine tenths of those of training skip recall (`torchemo.memory.selective`)."""
@@ -84,22 +69,7 @@ def _familiar_cells(scale: Scale) -> tuple[Cell, ...]:
     )
 
 
-R3 = Entry(
-    "R3",
-    "Offsets that skip recall on unfamiliar tasks, on new seeds and test tasks",
-    "Not in the paper: does a memory that skips recall on tasks unlike those of training still cost there,"
-    " and is its gain left?",
-    Published(""),
-    _familiar_cells,
-    _contrasts,
-    "forest",
-    scales=("smoke/pictures", "cpu/pictures"),
-    note="As R2, with seeds and test tasks of its own: R2's losses outside are why it was made. The share of"
-    " tasks that count as familiar was chosen on validation tasks with R2's runs. How many seeds was settled"
-    " before the first was run.",
-    seeds=(8, 9, 10, 11, 12),
-    test_seed=2,
-)
+R3 = entry("R3", _familiar_cells, _contrasts)
 
 VALIDATED = (*FAMILIAR, "memory.tensors=all", "memory.skip_unhelpful=0.0")
 """Slots are for all parameters; tasks whose slots failed validation skip recall
@@ -141,24 +111,7 @@ def _validated_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return (*found, *shorter)
 
 
-R6 = Entry(
-    "R6",
-    "Slots for all parameters that pass validation, on new seeds and test tasks",
-    "Not in the paper: a network for each set gains far more on birds and flowers than our slots, and loses"
-    " on aircraft and fungi (R5). Do slots for all parameters reach more of it, where those that fail"
-    " validation are skipped?",
-    Published(""),
-    _validated_cells,
-    _validated_contrasts,
-    "forest",
-    scales=("smoke/pictures", "cpu/pictures"),
-    note="With ANIL, as the quickest, trained four times as long as elsewhere, with the rates that T1 chose."
-    " Seeds and test tasks are others than those of all other studies; R5's test figures had been seen when"
-    " it was made, and all choices were made on validation tasks with one seed. How many seeds was settled"
-    " before the first was run.",
-    seeds=(18, 19, 20, 21, 22),
-    test_seed=4,
-)
+R6 = entry("R6", _validated_cells, _validated_contrasts)
 
 AFTER = (*VALIDATED, "memory.recall_dropout=0.0")
 """What slots are that train after the learner; its steps are then followed by as many of theirs."""
@@ -187,22 +140,4 @@ def _after_cells(scale: Scale) -> tuple[Cell, ...]:
     )
 
 
-R7 = Entry(
-    "R7",
-    "Slots that train after the learner, on new seeds and test tasks",
-    "Not in the paper: what aircraft lose in R6 they lose in the bare initialisation, which trained jointly"
-    " with slots. What do slots gain that train after the learner, which is then frozen?",
-    Published(""),
-    _after_cells,
-    _contrasts,
-    "forest",
-    scales=("smoke/pictures", "cpu/pictures"),
-    note="The learner trains as without memory, with the rates that T1 chose; then it is frozen, and slots"
-    " for all parameters train for as many outer steps. So the control without memory is the learner trained"
-    " twice as long, and a single slot is one network that continues from there. Slots that fail validation"
-    " are skipped, and unfamiliar tasks skip recall. Seeds and test tasks are others than those of"
-    " all other studies; R6's test figures had been seen when it was made, and all choices were made on"
-    " validation tasks with one seed. How many seeds was settled before the first was run.",
-    seeds=(23, 24, 25, 26),
-    test_seed=5,
-)
+R7 = entry("R7", _after_cells, _contrasts)

@@ -4,10 +4,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from torchemo.lab.study.entry import Cell, Contrast, Entry
+from torchemo.lab.study.entry import Cell, Contrast, entry
 from torchemo.lab.study.own.fresh import LONGER, chosen_rates, longer_options
 from torchemo.lab.study.paper.cells import LEARNERS, base_cell, memory_cell
-from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import FOUR, Scale, outer_rate
 
 IN_ONE_STEP = " in one step"
@@ -79,23 +78,7 @@ def _one_step_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-R4 = Entry(
-    "R4",
-    "Trained for one inner step with memory, for several without",
-    "Not in the paper: it stops after one step what was trained for five (F2). Is one step with memory"
-    " enough where it is trained for one?",
-    Published(""),
-    _one_step_cells,
-    _one_step_contrasts,
-    "forest",
-    scales=("smoke/pictures", "smoke/regression", "cpu/pictures", "cpu/regression"),
-    note="Learners with all their steps (MAML and ANIL five, Meta-SGD three) have the rates that T1 chose;"
-    " with one step, with memory and without, each chooses among the same points, which have higher inner"
-    " rates. Seeds and test tasks are others than those of all other studies; how many seeds was settled"
-    " before the first was run.",
-    seeds=(13, 14, 15, 16, 17),
-    test_seed=3,
-)
+R4 = entry("R4", _one_step_cells, _one_step_contrasts)
 
 _SPECIALIST_RATES = 4
 """Points of the scale's grid: the two that remain are for the printed variant of EMO."""
@@ -156,20 +139,4 @@ def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-R5 = Entry(
-    "R5",
-    "How much there is to gain on images",
-    "Not in the paper: what would a network for each set gain, with all tasks of that set, which is what a"
-    " memory of kinds comes to at its best? And what is left of the gain after longer training?",
-    Published(""),
-    _gain_cells,
-    _gain_contrasts,
-    "forest",
-    scales=("smoke/pictures", "cpu/pictures"),
-    note="With ANIL, as the quickest. A network for one set has as many outer steps as the one for all four,"
-    " so that it sees four times as many tasks of its set, and chooses its rates on that set; the others have"
-    " the rates that T1 chose. Seeds and test tasks are others than those of all other studies but R4; how"
-    " many seeds was settled before the first was run.",
-    seeds=(13, 14, 15, 16, 17),
-    test_seed=3,
-)
+R5 = entry("R5", _gain_cells, _gain_contrasts)

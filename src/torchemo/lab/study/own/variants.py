@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Entry
+from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, entry
 from torchemo.lab.study.paper.cells import (
     FIRST_STEP,
     MEANS,
@@ -11,7 +11,6 @@ from torchemo.lab.study.paper.cells import (
     SIMILAR,
     base_cell,
 )
-from torchemo.lab.study.paper.published import Published
 from torchemo.lab.study.scales import Scale
 
 _PRINTED = {
@@ -130,12 +129,4 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-R1 = Entry(
-    "R1",
-    "Variants of EMO for MAML",
-    "Not in the paper: which change of the printed variant makes memory help?",
-    Published(""),
-    _cells,
-    _contrasts,
-    "forest",
-)
+R1 = entry("R1", _cells, _contrasts)

@@ -9,7 +9,7 @@ from torchemo.config.presets import parts_of
 from torchemo.lab.study.catalogue import ENTRIES
 from torchemo.lab.study.entry import MIXED, OFFSETS, Contrast, Entry
 from torchemo.lab.study.pages.tables import estimate
-from torchemo.lab.study.paper import published
+from torchemo.lab.study.paper.published import PUBLISHED
 from torchemo.lab.study.scales import FOUR, scale_of
 from torchemo.lab.study.verdict import Verdict, interval_of, over_tasks, together, verdict_of
 from torchemo.report.format import METRICS, number
@@ -249,7 +249,7 @@ def _verdict(holds: bool) -> Verdict:
 def _t6(entry: Entry, result: Mapping[str, Any]) -> Finding:
     """Judge the parameters that EMO adds to MAML."""
     added = _cells(result)["maml-emo-mixed"]["cost"]["memory_parameters"]
-    printed = 1e6 * published.T6.mean("extra M parameters", method="MAML", optimiser="EMO")
+    printed = 1e6 * PUBLISHED["T6"].mean("extra M parameters", method="MAML", optimiser="EMO")
     paper = f"{printed:,.0f} parameters added to MAML"
     return Finding(entry.says, MIXED, paper, f"{added:,}", _verdict(added <= 2 * printed))
 

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from torchemo.lab.study.entry import Cell, Contrast, Entry
-from torchemo.lab.study.paper import published
+from torchemo.lab.study.entry import Cell, Contrast, entry
 from torchemo.lab.study.paper.cells import (
     RECORDED,
     base_cell,
@@ -11,6 +10,7 @@ from torchemo.lab.study.paper.cells import (
     rule_cells,
     suffix,
 )
+from torchemo.lab.study.paper.published import PUBLISHED
 from torchemo.lab.study.paper.sweeps import F3, F7
 from torchemo.lab.study.scales import FOUR, Scale
 
@@ -28,15 +28,7 @@ _PAPER_SETS = {
 _CLOSE = {"Bird", "Aircraft"}
 """The two sets between which the paper's memory helps."""
 
-F1 = Entry(
-    "F1",
-    "Training curves",
-    "The loss of EMO falls fastest and lowest, then SGD, then Momentum and Adam.",
-    published.F1,
-    lambda scale: rule_cells(),
-    lambda scale: (),
-    "curves",
-)
+F1 = entry("F1", lambda scale: rule_cells())
 
 
 def _f2_cells(scale: Scale) -> tuple[Cell, ...]:
@@ -47,7 +39,7 @@ def _f2_cells(scale: Scale) -> tuple[Cell, ...]:
 
 def _f2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     after = suffix(5 if scale.name == "paper" else 1)
-    rows = {row[0]: row[1:] for row in published.F2.rows}
+    rows = {row[0]: row[1:] for row in PUBLISHED["F2"].rows}
     paper = round(float(rows["EMO"][1]) - float(rows["SGD"][-1]), 2)
     return tuple(
         Contrast(
@@ -63,16 +55,7 @@ def _f2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     )
 
 
-F2 = Entry(
-    "F2",
-    "Accuracy after every inner step",
-    "EMO after one step is above SGD after five, and above chance before the first.",
-    published.F2,
-    _f2_cells,
-    _f2_contrasts,
-    "steps",
-    note="Before the first step accuracy is exactly 1/N under random labels (A4): a leak test.",
-)
+F2 = entry("F2", _f2_cells, _f2_contrasts)
 
 
 def _cross_cells(scale: Scale, *, memory: bool) -> tuple[Cell, ...]:
@@ -109,7 +92,7 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
                 sets = [_PAPER_SETS.get(scale.worlds[world][0], "") for world in (trained, tested)]
                 near = trained == tested or set(sets) == _CLOSE
                 where = {"trained on": sets[0], "tested on": sets[1]}
-                paper = published.F4.gain("MAML+EMO", "MAML", **where) if all(sets) else None
+                paper = PUBLISHED["F4"].gain("MAML+EMO", "MAML", **where) if all(sets) else None
                 found.append(
                     Contrast(
                         f"maml{kind} vs maml, {scale.only_set(trained)} to {scale.only_set(tested)}",
@@ -124,35 +107,7 @@ def _cross_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-F4 = Entry(
-    "F4",
-    "Across domains without memory",
-    "MAML trained on one set is good there and poor on most others.",
-    published.F4,
-    lambda scale: _cross_cells(scale, memory=False),
-    lambda scale: (),
-    "matrix",
-)
-F5 = Entry(
-    "F5",
-    "Across domains with memory",
-    "A memory of one domain helps in that domain (+2 to +5) and between Bird and Aircraft, and hurts"
-    " elsewhere (-0.5 to -4.4).",
-    published.F4,
-    lambda scale: _cross_cells(scale, memory=True),
-    _cross_contrasts,
-    "matrix",
-)
-F6 = Entry(
-    "F6",
-    "Time of an inner step",
-    "A step of EMO takes 2.0 ms against 1.3 ms of SGD, and 1.7 ms before the first.",
-    published.F6,
-    lambda scale: rule_cells(),
-    lambda scale: (),
-    "bars",
-    measure="cost",
-    scales=("smoke/pictures", "cpu/pictures", "paper/pictures"),
-    note="Processor time of one task on one core; the paper's is of its own machine.",
-)
+F4 = entry("F4", lambda scale: _cross_cells(scale, memory=False))
+F5 = entry("F5", lambda scale: _cross_cells(scale, memory=True), _cross_contrasts)
+F6 = entry("F6", lambda scale: rule_cells())
 FIGURES = (F1, F2, F3, F4, F5, F6, F7)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import final
 
-from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Entry, Expectation
-from torchemo.lab.study.paper import published
+from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Expectation, entry
 from torchemo.lab.study.paper.cells import MIXED_OPTIONS, REPAIRED_OPTIONS, base_cell, suffix
-from torchemo.lab.study.paper.published import Published
+from torchemo.lab.study.paper.published import PUBLISHED, Published
 from torchemo.lab.study.scales import Scale
 
 _CHANGES = {MIXED: MIXED_OPTIONS, REPAIRED: REPAIRED_OPTIONS, OFFSETS: ()}
@@ -116,7 +115,7 @@ def _slots(scale: Scale) -> tuple[_Sweep, ...]:
     option, few, own = "memory.capacity", scale.capacities, scale.own_capacities
     usual, ours = _among(few, 100), _among(own, 16 if scale.regression else 8)
     return (
-        _Sweep("T", option, MIXED, few, usual, usual, "C4", published.F3),
+        _Sweep("T", option, MIXED, few, usual, usual, "C4", PUBLISHED["F3"]),
         _Sweep("T", option, REPAIRED, few, usual, usual, "C4"),
         _Sweep("T", option, OFFSETS, own, ours, ours, "C4"),
     )
@@ -126,7 +125,7 @@ def _neighbours(scale: Scale) -> tuple[_Sweep, ...]:
     option, few, own = "memory.k", scale.neighbours, scale.own_neighbours
     usual, everything = _among(few, 20), own[-1]
     return (
-        _Sweep("k", option, MIXED, few, usual, usual, "C5", published.F7),
+        _Sweep("k", option, MIXED, few, usual, usual, "C5", PUBLISHED["F7"]),
         _Sweep("k", option, REPAIRED, few, usual, usual, "C5"),
         _Sweep("k", option, OFFSETS, own, everything, own[-2], "C5", None, everything),
     )
@@ -154,30 +153,13 @@ def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]
     )
 
 
-_NOTE = (
-    "At the scale of the paper every size tunes its rates; elsewhere all take those of the size that the"
-    " preset has, on the mixed world. Mixed: as printed, with stored gradients summed and own gradients"
-    " averaged. Repaired: gradients averaged over the support set, recalled at the first step only, by keys"
-    " that tell tasks apart, with a learned gate per tensor (R1). Offsets: our memory."
-)
-
-F3 = Entry(
+F3 = entry(
     "F3",
-    "Memory size",
-    "Accuracy grows with the number of slots up to 100 or 200 and then stays.",
-    published.F3,
     lambda scale: _cells(scale, _slots(scale)),
     lambda scale: _contrasts(scale, _slots(scale)),
-    "sweep",
-    note=_NOTE,
 )
-F7 = Entry(
+F7 = entry(
     "F7",
-    "Number of neighbours",
-    "Accuracy grows with k up to 15 or 20 and then stays.",
-    published.F7,
     lambda scale: _cells(scale, _neighbours(scale)),
     lambda scale: _contrasts(scale, _neighbours(scale)),
-    "sweep",
-    note=_NOTE,
 )

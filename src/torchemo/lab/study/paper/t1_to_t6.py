@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from torchemo.lab.study.entry import MIXED, REPAIRED, Cell, Contrast, Entry, Expectation
-from torchemo.lab.study.paper import published
+from torchemo.lab.study.entry import MIXED, REPAIRED, Cell, Contrast, Expectation, entry
 from torchemo.lab.study.paper.cells import (
     IN_TABLES,
     KINDS,
@@ -19,6 +18,7 @@ from torchemo.lab.study.paper.cells import (
     rule_cells,
     suffix,
 )
+from torchemo.lab.study.paper.published import PUBLISHED
 from torchemo.lab.study.scales import OWN_WORLDS, Scale
 
 AGGREGATORS = {
@@ -83,7 +83,7 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found: list[Contrast] = []
     for n_shot in _shots(scale):
         for learner, name in IN_TABLES.items():
-            paper = published.T1.gain("with", "without", method=name, shot=str(n_shot))
+            paper = PUBLISHED["T1"].gain("with", "without", method=name, shot=str(n_shot))
             for kind in KINDS:
                 found.append(gain(learner, kind, n_shot=n_shot, paper=paper, claims=("C1",)))
                 cell, base = f"{learner}{kind}{suffix(n_shot)}", f"{learner}{suffix(n_shot)}"
@@ -99,23 +99,11 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-T1 = Entry(
-    "T1",
-    "Benefit of EMO for MAML, ANIL and Meta-SGD",
-    "EMO improves every learner on every data set, by 1.0 to 5.7 points.",
-    published.T1,
-    _t1_cells,
-    _t1_contrasts,
-    "forest",
-    note="5-shot at the scale of the paper only; sets named outside are tested on, never trained on;"
-    " seen classes are those of training. On images, sets beside the paper's (diverse, Omniglot alone) take"
-    " the rates that were chosen on the paper's."
-    " What training took is in the column of CPU seconds, also of base learners that train longer.",
-)
+T1 = entry("T1", _t1_cells, _t1_contrasts)
 
 
 def _t2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    table = published.T2
+    table = PUBLISHED["T2"]
     return (
         gain("maml", "-emo-mixed", paper=table.gain("EMO", "SGD"), claims=("C7",)),
         gain("maml", "-offsets", paper=table.gain("EMO", "SGD")),
@@ -130,15 +118,7 @@ def _t2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     )  # fmt: skip
 
 
-T2 = Entry(
-    "T2",
-    "Inner-loop optimizers",
-    "EMO is better than SGD, SGD than Momentum, Momentum than Adam.",
-    published.T2,
-    lambda scale: rule_cells(),
-    _t2_contrasts,
-    "forest",
-)
+T2 = entry("T2", lambda scale: rule_cells(), _t2_contrasts)
 
 
 def _variants(
@@ -181,7 +161,7 @@ def _t3_cells(scale: Scale) -> tuple[Cell, ...]:
 def _t3_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found = []
     for learner, name in IN_TABLES.items():
-        means = {a: published.T3.mean(a, method=name) for a in AGGREGATORS}
+        means = {a: PUBLISHED["T3"].mean(a, method=name) for a in AGGREGATORS}
         best = max(means, key=lambda a: means[a])
         found += [
             Contrast(
@@ -200,17 +180,7 @@ def _t3_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-T3 = Entry(
-    "T3",
-    "Aggregators: sum, mean, transformer",
-    "Mean is best for MAML, the transformer for Meta-SGD and, barely, for ANIL.",
-    published.T3,
-    _t3_cells,
-    _t3_contrasts,
-    "forest",
-    note="The transformer is the one over gradient descriptors (A9); the paper does not define its own. Off"
-    " the scale of the paper it takes the rates of the base learner, as it begins as the own gradient alone.",
-)
+T3 = entry("T3", _t3_cells, _t3_contrasts)
 
 
 def _t4_cells(scale: Scale) -> tuple[Cell, ...]:
@@ -244,9 +214,9 @@ def _t4_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found: list[Contrast] = []
     for learner, name in IN_TABLES.items():
         printed = {
-            controller: published.T4.mean(controller, method=name) for controller in CONTROLLERS
+            controller: PUBLISHED["T4"].mean(controller, method=name) for controller in CONTROLLERS
         }
-        printed[learner] = published.T1.mean("without", method=name, shot="1")
+        printed[learner] = PUBLISHED["T1"].mean("without", method=name, shot="1")
         found += _controller_contrasts(learner, "", printed)
     return (*found, *_controller_contrasts("maml", f" {REPAIRED}", {}))
 
@@ -270,21 +240,10 @@ def _controller_contrasts(learner: str, kind: str, printed: dict[str, float]) ->
     ]
 
 
-T4 = Entry(
-    "T4",
-    "Controllers: FIFO, CLOCK, LRU",
-    "LRU and CLOCK are better than FIFO, and FIFO is below no memory at all, in all twelve cells.",
-    published.T4,
-    _t4_cells,
-    _t4_contrasts,
-    "forest",
-)
+T4 = entry("T4", _t4_cells, _t4_contrasts)
 
-T5 = Entry(
+T5 = entry(
     "T5",
-    "Mean-based and transformer-based gradients",
-    "A transformer-based gradient is 0.3 to 0.7 points better; the text does not describe it (A12).",
-    published.T5,
     lambda scale: (
         base_cell("maml"),
         memory_cell("maml", "-emo-mixed"),
@@ -297,7 +256,6 @@ T5 = Entry(
         ),
     ),
     lambda scale: (gain("maml", "-emo-mixed"),),
-    "forest",
 )
 
 
@@ -316,17 +274,6 @@ def _t6_cells(scale: Scale) -> tuple[Cell, ...]:
     return tuple(found)
 
 
-T6 = Entry(
-    "T6",
-    "Cost of EMO",
-    "EMO adds 0.04 MFLOPs, 0.003 M parameters and 0.8 GB to MAML.",
-    published.T6,
-    _t6_cells,
-    lambda scale: (),
-    "bars",
-    measure="cost",
-    scales=("smoke/pictures", "cpu/pictures", "paper/pictures"),
-    note="The printed additions are impossible for the described networks (A19): no target.",
-)
+T6 = entry("T6", _t6_cells)
 
 TABLES = (T1, T2, T3, T4, T5, T6)
