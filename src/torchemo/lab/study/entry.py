@@ -138,7 +138,9 @@ def entry(
     contrasts: Callable[[Scale], tuple[Contrast, ...]] = lambda scale: (),
 ) -> Entry:
     """Return the study that ``entries.toml`` describes under this name."""
-    about = {n: tuple(v) if isinstance(v, list) else v for n, v in _texts()[name].items()}
+    about: dict[str, Any] = {
+        n: tuple(v) if isinstance(v, list) else v for n, v in _texts()[name].items()
+    }
     published = PUBLISHED.get(about.pop("published", name), Published(""))
     return Entry(name, published=published, cells=cells, contrasts=contrasts, **about)
 

@@ -1,8 +1,11 @@
-"""Three scales: seconds for tests, hours on two cores, and the published sizes."""
+"""Three scales, as ``scales.toml`` describes them."""
 
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from types import MappingProxyType
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from torchemo.core.errors import ConfigError
 
@@ -71,8 +74,8 @@ class Scale:
     neighbours: tuple[int, ...]
     own_capacities: tuple[int, ...]
     own_neighbours: tuple[int, ...]
-    longer: MappingProxyType[str, float]
-    costs: MappingProxyType[str, float]
+    longer: Mapping[str, float]
+    costs: Mapping[str, float]
     seconds: float
 
     @property
@@ -109,210 +112,48 @@ class Scale:
         return () if self.regression else (*self.outside, SEEN)
 
 
-def _rates(*pairs: tuple[float, float]) -> tuple[tuple[str, ...], ...]:
-    return tuple((f"learner.inner_lr={inner}", *outer_rate(outer)) for inner, outer in pairs)
-
-
-def _ranges(*triples: tuple[float, float, float]) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        (f"learner.rate_init=[{low}, {high}]", *outer_rate(outer)) for low, high, outer in triples
-    )
-
-
 def outer_rate(rate: float) -> tuple[str, str]:
     """Set the outer rate, which slots of offsets take too: the outer loop trains them."""
     return f"outer.lr={rate}", f"memory.slot_lr={rate}"
 
 
-def _worlds(*sets: str, **more: tuple[str, ...]) -> MappingProxyType[str, tuple[str, ...]]:
-    singles = {name: (one,) for name, one in zip(FOUR, sets, strict=True)}
-    return MappingProxyType({"mixed": sets, **singles, **more})
+def rates(*points: Sequence[float]) -> tuple[tuple[str, ...], ...]:
+    """Return rates as options: (inner, outer), or (low, high, outer) for inner rates from a range."""
+    return tuple((_inner_rate(*inner), *outer_rate(outer)) for *inner, outer in points)
 
 
-_FAMILIES = tuple(f"regression:{name}" for name in ("sine", "line", "quadratic", "cubic"))
-_HSML = MappingProxyType(
-    {
-        "mixed": ("regression:hsml4",),
-        "narrow": ("regression:hsml4",),
-        **{name: (one,) for name, one in zip(FOUR, _FAMILIES, strict=True)},
+def _inner_rate(first: float, last: float | None = None) -> str:
+    return f"learner.inner_lr={first}" if last is None else f"learner.rate_init=[{first}, {last}]"
+
+
+def _read() -> dict[str, Scale]:
+    text = files("torchemo.lab.study").joinpath("scales.toml").read_text("utf-8")
+    given: dict[str, Any] = tomllib.loads(text)
+    grids = {name: rates(*points) for name, points in given.pop("grids").items()}
+    for about in given.values():
+        about |= {**given.get(about.pop("like", ""), {}), **about}
+    return {name: _scale(name, about, grids) for name, about in given.items()}
+
+
+def _scale(where: str, about: Mapping[str, Any], grids: Mapping[str, Any]) -> Scale:
+    name, tasks = where.split("/")
+    fixed: dict[str, Any] = {
+        n: tuple(v) if isinstance(v, list) else v for n, v in about.items() if n != "sets"
     }
-)
-_SMALL_KEYS = ("memory.key.dim=8", "memory.key.heads=2", "memory.key.ff=8", "memory.key.layers=1")
-
-_SMOKE = Scale(
-    name="smoke",
-    tasks="pictures",
-    options=(
-        *("train.steps=4", "train.tasks=2", "train.validate_every=2"),
-        *("train.validation_tasks=2", "data.n_way=2", "data.n_query=2", "model.filters=2"),
-        "learner.steps=2",
-    ),
-    memory_options=(
-        *_SMALL_KEYS,
-        *("memory.key.recognition_older=4", "memory.warmup=2"),
-        *("memory.capacity=6", "memory.k=3"),
-    ),
-    worlds=_worlds(
-        "synthetic-birds",
-        "synthetic-textures",
-        "synthetic-aircraft",
-        "synthetic-fungi",
-        narrow=("synthetic-birds",),
-    ),
-    image_size=16,
-    grid=_rates((0.05, 1e-3), (0.2, 1e-3)),
-    own_grids=MappingProxyType({"meta-sgd": _ranges((0.005, 0.1, 1e-3), (0.05, 0.3, 1e-3))}),
-    base_rates=False,
-    seeds=(0, 1),
-    test_tasks=12,
-    protocol="standard",
-    diagnosed=8,
-    capacities=(2, 4),
-    neighbours=(2, 4),
-    own_capacities=(2, 4),
-    own_neighbours=(1, 2),
-    longer=MappingProxyType({"maml": 1.5, "anil": 1.5, "meta-sgd": 1.5}),
-    costs=MappingProxyType({}),
-    seconds=0.05,
-)
-
-_CPU = replace(
-    _SMOKE,
-    name="cpu",
-    options=(
-        *("train.steps=2500", "train.tasks=4", "train.validate_every=500"),
-        *("train.validation_tasks=200", "data.n_query=5", "model.filters=16"),
-        "outer.schedule=cosine",
-    ),
-    # All studies but R3, R6 and R7 measure recall itself, also where the preset would skip it. (Smoke
-    # measures nothing.)
-    memory_options=("memory.skip_unfamiliar=unset",),
-    worlds=_worlds(
-        "birds84",
-        "aircraft84_47classes",
-        "fungi84_27classes",
-        "flowers84",
-        narrow=("miniimagenet84",),
-        diverse=(
-            *("birds84", "flowers84"),
-            *("cifar100_32#cifar_fs", "omniglot28#vinyals_class_index"),
-        ),
-        omniglot=("omniglot28#vinyals_class_index",),
-        **{
-            "outside textures": ("textures84_10classes#test_only",),
-            "outside cifar100": ("cifar100_32#cifar_fs",),
-            "outside omniglot": ("omniglot28#vinyals_class_index",),
-        },
-    ),
-    image_size=32,
-    # Two points are there for the printed variant: the printed rates, for gradients that are summed over the
-    # support set, and twenty times the best of base learners, as a mean over twenty neighbours leaves a
-    # 21st of the own gradient (A8).
-    grid=_rates((0.1, 6e-3), (0.1, 3e-3), (0.1, 0.012), (0.3, 3e-3), (0.001, 0.01), (2.0, 6e-3)),
-    own_grids=MappingProxyType(
-        {
-            "meta-sgd": _ranges(
-                *((0.05, 0.15, 6e-3), (0.05, 0.15, 3e-3), (0.05, 0.15, 0.012)),
-                *((0.1, 0.5, 3e-3), (0.0005, 0.002, 0.01), (1.0, 3.0, 6e-3)),
-            )
-        }
-    ),
-    base_rates=True,
-    seeds=(0, 1, 2),
-    test_tasks=1000,
-    diagnosed=100,
-    capacities=(20, 50, 100, 200, 500),
-    neighbours=(1, 5, 10, 20, 35),
-    own_capacities=(2, 4, 8, 16, 32),
-    own_neighbours=(1, 2, 4, 8),
-    longer=MappingProxyType({"maml": 1.2, "anil": 1.2, "meta-sgd": 1.2}),
-    costs=MappingProxyType(
-        {
-            **{"maml": 1.0, "maml-offsets": 1.13, "anil": 0.29, "anil-offsets": 0.35},
-            **{"meta-sgd": 0.67, "meta-sgd-offsets": 0.7, "bmg": 1.76, "bmg-offsets": 1.87},
-            **{"hsml": 1.6, "hsml-offsets": 1.64, "arml": 1.59, "arml-offsets": 1.66},
-            **{"tsa-maml": 1.62, "tsa-maml-offsets": 1.71, "musml": 5.48, "musml-offsets": 6.3},
-        }
-    ),
-    seconds=0.1,
-)
-
-_PAPER = replace(
-    _CPU,
-    name="paper",
-    options=(
-        *("train.steps=50000", "train.validate_every=1000", "train.validation_tasks=200"),
-        *("data.n_query=15", "model.filters=32"),
-    ),
-    worlds=_worlds(
-        "plainmulti/CUB_Bird",
-        "plainmulti/DTD_Texture",
-        "plainmulti/FGVC_Aircraft",
-        "plainmulti/FGVCx_Fungi",
-        narrow=("miniimagenet",),
-        tiered=("tieredimagenet",),
-    ),
-    image_size=84,
-    base_rates=False,
-    protocol="paper",
-    capacities=(20, 50, 100, 200, 500, 1000, 10000),
-    neighbours=(5, 10, 15, 20, 25, 30, 35),
-    costs=MappingProxyType({}),
-    seconds=2.0,
-)
-
-# Higher and lower on both sides of what base learners choose; gradients that are summed over ten shots need a
-# tenth of the inner rate, with outer rates low and high.
-_POINT_RATES = _rates(
-    *((0.003, 3e-3), (0.001, 3e-3), (0.003, 6e-3), (0.003, 0.012), (0.003, 0.024)),
-    *((0.01, 3e-3), (0.0003, 3e-3), (0.001, 0.012), (0.0003, 0.012)),
-)
-_POINT_RANGES = _ranges(
-    *((0.001, 0.005, 3e-3), (0.0003, 0.0015, 3e-3), (0.001, 0.005, 6e-3), (0.001, 0.005, 0.012)),
-    *((0.001, 0.005, 0.024), (0.003, 0.015, 3e-3), (0.0001, 0.0005, 3e-3)),
-    *((0.0003, 0.0015, 0.012), (0.0001, 0.0005, 0.012)),
-)
-_COORDINATE_RATES = _rates(
-    *((0.0003, 3e-3), (0.0001, 3e-3), (0.0003, 6e-3), (0.0003, 0.012), (0.0003, 0.024)),
-    *((0.001, 3e-3), (0.0001, 0.012), (0.00003, 3e-3), (0.00003, 0.012)),
-)
-
-SCALES: MappingProxyType[str, Scale] = MappingProxyType(
-    {
-        "smoke/pictures": _SMOKE,
-        "smoke/regression": replace(
-            _SMOKE,
-            tasks="regression",
-            options=(
-                *("train.steps=4", "train.tasks=2", "train.validate_every=2"),
-                *("train.validation_tasks=2", "data.n_query=4", "model.hidden=[4]"),
-                "learner.steps=2",
-            ),
-            worlds=_HSML,
-            grid=_POINT_RATES[:2],
-            own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES[:2]}),
-            seconds=0.02,
-        ),
-        "cpu/pictures": _CPU,
-        "cpu/regression": replace(
-            _CPU,
-            tasks="regression",
-            options=(
-                *("train.steps=2000", "train.tasks=16", "train.validate_every=400"),
-                *("train.validation_tasks=400", "data.n_shot=10", "outer.schedule=cosine"),
-            ),
-            worlds=MappingProxyType({**_HSML, "surfaces": ("regression:arml6",)}),
-            grid=_POINT_RATES,
-            own_grids=MappingProxyType({"meta-sgd": _POINT_RANGES, "musml": _COORDINATE_RATES}),
-            base_rates=False,
-            own_neighbours=(1, 2, 4, 8, 16),
-            longer=MappingProxyType({"maml": 2.0, "anil": 4.0, "meta-sgd": 2.0}),
-            costs=MappingProxyType({}),
-            seconds=0.02,
-        ),
-        "paper/pictures": _PAPER,
+    sets = about["sets"]
+    worlds = {"mixed": sets, **{w: [one] for w, one in zip(FOUR, sets, strict=True)}}
+    worlds |= about["worlds"]
+    fixed |= {
+        "name": name,
+        "tasks": tasks,
+        "worlds": MappingProxyType({world: tuple(names) for world, names in worlds.items()}),
+        "grid": grids[about["grid"]],
+        "own_grids": MappingProxyType({n: grids[v] for n, v in about["own_grids"].items()}),
     }
-)
+    return Scale(**fixed)
+
+
+SCALES: MappingProxyType[str, Scale] = MappingProxyType(_read())
 
 
 def scale_of(name: str, tasks: str) -> Scale:

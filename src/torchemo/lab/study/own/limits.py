@@ -1,13 +1,12 @@
 """R4 and R5: how few inner steps memory needs, and how much there is for it to gain. Not in the paper."""
 
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TypeAlias
 
 from torchemo.lab.study.entry import Cell, Contrast, entry
 from torchemo.lab.study.own.fresh import LONGER, chosen_rates, longer_options
 from torchemo.lab.study.paper.cells import LEARNERS, base_cell, memory_cell
-from torchemo.lab.study.scales import FOUR, Scale, outer_rate
+from torchemo.lab.study.scales import FOUR, Scale, rates
 
 IN_ONE_STEP = " in one step"
 
@@ -15,30 +14,17 @@ Points: TypeAlias = tuple[tuple[str, ...], ...]
 """Rates to choose among, as options."""
 
 
-def _rates(*inner: float, outer: tuple[float, ...]) -> Points:
-    return tuple((f"learner.inner_lr={a}", *outer_rate(b)) for b in outer for a in inner)
-
-
-def _ranges(*inner: tuple[float, float], outer: tuple[float, ...]) -> Points:
-    return tuple(
-        (f"learner.rate_init=[{low}, {high}]", *outer_rate(b)) for b in outer for low, high in inner
-    )
-
-
-_ONE_STEP: MappingProxyType[str, Points] = MappingProxyType(
-    {
-        "cpu/pictures": _rates(0.1, 0.3, 1.0, 3.0, outer=(0.006,)),
-        "cpu/regression": _rates(0.003, 0.01, 0.03, outer=(0.012, 0.024)),
-    }
-)
-_ONE_STEP_META_SGD: MappingProxyType[str, Points] = MappingProxyType(
-    {
-        "cpu/pictures": _ranges((0.05, 0.15), (0.15, 0.45), (0.5, 1.5), (1.5, 4.5), outer=(0.006,)),
-        "cpu/regression": _ranges(
-            (0.001, 0.005), (0.003, 0.015), (0.01, 0.05), outer=(0.006, 0.012)
-        ),
-    }
-)
+_ONE_STEP: dict[str, Points] = {
+    "cpu/pictures": rates((0.1, 0.006), (0.3, 0.006), (1.0, 0.006), (3.0, 0.006)),
+    "cpu/regression": rates(*((a, b) for b in (0.012, 0.024) for a in (0.003, 0.01, 0.03))),
+}
+_RANGES = ((0.001, 0.005), (0.003, 0.015), (0.01, 0.05))
+_ONE_STEP_META_SGD: dict[str, Points] = {
+    "cpu/pictures": rates(
+        *((0.05, 0.15, 0.006), (0.15, 0.45, 0.006), (0.5, 1.5, 0.006), (1.5, 4.5, 0.006))
+    ),
+    "cpu/regression": rates(*((*a, b) for b in (0.006, 0.012) for a in _RANGES)),
+}
 """Rates for a single step, which has to go as far as several: those that T1 chose, and higher inner ones."""
 
 
