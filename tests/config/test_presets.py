@@ -224,7 +224,6 @@ PAPER = {
     "memory.capacity": 100,
     "memory.k": 20,
     "memory.weights": "uniform",
-    "memory.temperature": 0.1,
     "memory.null_distance": "unset",
     "memory.index": "exact",
     "memory.tensors": "all",

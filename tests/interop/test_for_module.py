@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tests.interop.problem import KEY_DIM, encoder, network
-from torchemo.core.errors import ConfigError
+from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.interop import for_module
 from torchemo.memory.aggregators import AGGREGATORS, Mean, Sum
 from torchemo.memory.controllers import CONTROLLERS, FIFO
@@ -110,3 +110,18 @@ def test_what_cannot_work_is_refused_by_name(wrong, message):
 def test_a_module_with_nothing_to_train_is_refused():
     with pytest.raises(ConfigError, match="no trainable parameter"):
         for_module(nn.Tanh(), k=1, capacity=1, key_dim=1)
+
+
+@pytest.mark.parametrize(
+    ("grads", "message"),
+    [
+        ({"0.weights": torch.zeros(1, 2, 3)}, "no trainable parameter '0.weights'"),
+        ({"0.weight": torch.zeros(2, 3)}, r"should have the shape \[1, 2, 3\].*got \[2, 3\]"),
+        ({"0.weight": torch.zeros(4, 2, 3)}, r"should have the shape \[1, 2, 3\]"),
+    ],
+)
+def test_gradients_that_do_not_fit_the_module_are_refused(grads, message):
+    emo = for_module(nn.Sequential(nn.Linear(3, 2)), k=1, capacity=2, key_dim=2)
+    recall = emo.recall(torch.zeros(1, 2))
+    with pytest.raises(ShapeError, match=message):
+        emo.combine(grads, recall)

@@ -257,12 +257,11 @@ def test_names_that_the_memory_does_not_know_are_refused_instead_of_ignored():
         combine_one(emo, wrapped, recall_of(emo), task=0)
 
 
-def test_an_empty_memory_takes_any_names():
-    net = network()
-    emo = for_module(net, k=3, capacity=5, key_dim=2)
-    grads = {"any": torch.ones(2)}
-    got = combine_one(emo, grads, emo.recall(torch.zeros(1, 2).double()))
-    assert torch.equal(got["any"], grads["any"])
+def test_an_empty_memory_refuses_other_names_too():
+    emo = for_module(network(), k=3, capacity=5, key_dim=2)
+    recall = emo.recall(torch.zeros(1, 2).double())
+    with pytest.raises(ShapeError, match="no trainable parameter 'any'"):
+        combine_one(emo, {"any": torch.ones(2)}, recall)
 
 
 @pytest.mark.parametrize("names", [None, NAMES[:3], (NAMES[0],) * 4, (*NAMES, NAMES[0])])

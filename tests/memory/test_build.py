@@ -267,7 +267,6 @@ def test_shared_options_reach_their_parts(memory, tmp_path):
         memory=memory,
         capacity=7,
         k=3,
-        temperature=0.5,
         null_distance=1.0,
         recall_dropout=0.25,
         control="random_values",
@@ -278,7 +277,6 @@ def test_shared_options_reach_their_parts(memory, tmp_path):
     store, retrieval = chosen.store, chosen.retrieval
     assert (store.capacity, store.key_dim, store.value_dtype) == (7, 8, torch.float64)
     assert (store.values_dir, retrieval.k, retrieval.weights) == (tmp_path, 3, "softmax")
-    assert retrieval.log_temperature.exp().item() == pytest.approx(0.5)
     assert retrieval.null_logit_distance.item() == 1.0
     assert (chosen.recall_dropout, chosen.control) == (0.25, "random_values")
     assert (chosen.skip_unfamiliar.share, chosen.skip_unfamiliar.keys.shape[1]) == (0.9, 8)

@@ -258,7 +258,6 @@ KEY = Part(
         "layers": 1,
         "training": "self_recognition",
         "recognition_older": 6,
-        "recognition_every": 2,
     },
 )
 OFFSETS = Part(

@@ -44,7 +44,7 @@ def paper_memory(aggregator="sum", controller="lru"):
 
 def offset_memory(*, memory_steps=None):
     """A memory of offsets; with ``memory_steps`` it trains that long after the learner."""
-    key = KEY.set(training="self_recognition", recognition_older=6, recognition_every=2)
+    key = KEY.set(training="self_recognition", recognition_older=6)
     rules = {"skip_unfamiliar": 0.9, "skip_unhelpful": 0.0}
     memory = Part("offsets", {"capacity": 3, "k": 3, "warmup": 3, "key": key, **rules})
     if memory_steps is None:

@@ -33,3 +33,11 @@ def test_later_options_win_over_earlier_ones_and_over_short_ones():
 def test_a_rate_that_is_not_above_zero_is_refused(rate):
     with pytest.raises(ConfigError, match=r"learner\.inner_lr should be above 0"):
         complete(Choices("maml", options=(f"learner.inner_lr={rate}",)).resolved())
+
+
+@pytest.mark.parametrize("name", ["way", "size"])
+@pytest.mark.parametrize("preset", [None, "maml"])
+def test_options_of_images_are_refused_for_regression(preset, name):
+    with pytest.raises(ConfigError, match=f"{name} is for image tasks, and regression:hsml4"):
+        Choices(preset, data=("regression:hsml4",), short={name: 3}).resolved()
+    assert Choices(preset, data=("regression:hsml4",), short={"shot": 3}).resolved()

@@ -58,7 +58,6 @@ SAME = (
     ("emo.memory.values_dir", "memory.values_dir", "slots"),
     ("emo.retrieval.k", "memory.k", 3),
     ("emo.retrieval.k", "memory.k", "unset"),
-    ("emo.retrieval.temperature", "memory.temperature", 0.4),
     ("emo.retrieval.null_distance", "memory.null_distance", 0.3),
     ("emo.retrieval.index", "memory.index", "random"),
     ("emo.retrieval.familiar", "memory.skip_unfamiliar", 0.9),
@@ -72,9 +71,7 @@ SAME = (
     ("emo.key.use_labels", "memory.key.use_labels", True),
     ("emo.key.embedder", "memory.key.embedder", "shared"),
     ("emo.key.training", "memory.key.training", "self_recognition"),
-    ("emo.key.recognition_lr", "memory.key.recognition_lr", 0.01),
     ("emo.key.recognition_older", "memory.key.recognition_older", 5),
-    ("emo.key.recognition_every", "memory.key.recognition_every", 4),
 )
 """Options of every memory: old path, new path, a value."""
 OF_GRADIENTS = (
@@ -286,6 +283,9 @@ GONE = (
     ("emo.memory.slot_update", "lazy"),
     ("emo.memory.novelty", 0.5),
     ("emo.retrieval.probes", 8),
+    ("emo.retrieval.temperature", 0.4),
+    ("emo.key.recognition_lr", 0.01),
+    ("emo.key.recognition_every", 4),
     ("emo.value.recall_step", "always"),
     ("outer.recognition_after", 0.5),
 )
@@ -440,3 +440,18 @@ def test_a_run_of_an_earlier_version_is_read_with_a_warning(tmp_path, changes, k
     # Written again, it is of today and says nothing.
     path.write_text(dumps(config))
     assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("option", "usual", "other"),
+    [
+        ("memory.temperature", 0.1, 0.4),
+        ("memory.key.recognition_lr", 0.001, 0.01),
+        ("memory.key.recognition_every", "unset", 4),
+    ],
+)
+def test_a_run_with_the_names_of_today_may_have_options_that_left_later(option, usual, other):
+    plain = to_dict(preset("maml-offsets"))
+    assert upgraded(merged(plain, nested(option, usual)), where="run.toml") == plain
+    with pytest.raises(ConfigError, match=re.escape(f"'{option}', got {other!r}")):
+        upgraded(merged(plain, nested(option, other)), where="run.toml")

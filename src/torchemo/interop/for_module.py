@@ -54,6 +54,7 @@ def for_module(
     joins = _aggregator(aggregator, Joined(shapes, k, 1, head, generator_for(seed, "aggregator")))
     store = _store(capacity, _key_dim(key_dim, encoder), controller, dtype=dtype, seed=seed)
     emo = EMO(store, Retrieval(k), joins, encoder=encoder, head=head, **choices)
+    emo.adapted = shapes
     # Gates and temperatures beside a network in float64 are in float64, too.
     return emo.to(dtype) if dtype == torch.float64 else emo
 

@@ -36,8 +36,6 @@ class MemoryOptions:
     """Neighbours. The paper: 20 (1-shot), 15 (5-shot). None recalls all slots."""
     weights: Literal["uniform", "softmax"] = "softmax"
     """uniform: the paper, and the key network then never learns (A3)."""
-    temperature: float = 0.1
-    """Initial temperature of softmax weights; learned."""
     null_distance: float | None = None
     """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
     index: Literal["exact", "random", "approximate"] = "exact"
@@ -100,7 +98,6 @@ class MemoryOptions:
         return Retrieval(
             self.k,
             weights=self.weights,
-            temperature=self.temperature,
             null_distance=self.null_distance,
             index=INDICES[self.index](),
         )

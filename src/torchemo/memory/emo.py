@@ -4,6 +4,7 @@ Three verbs for your own training loop: `recall` what similar tasks did, `combin
 hand, `remember` this task. Tasks carry a leading axis B everywhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchemo.config.registry import Part, Registry
-from torchemo.core.errors import ConfigError
+from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import check_same_structure, select, tree_map
 from torchemo.core.types import Batch, Params, Recall, TaskShape
@@ -114,6 +115,9 @@ class EMO(TaskMemory):
             The groups share the slots: the controller forgets the oldest of any.
         others: What all memories share, see `TaskMemory`.
     """
+
+    adapted: Mapping[str, torch.Size] | None = None
+    """Names and shapes of the gradients that `combine` accepts; None accepts all."""
 
     title: ClassVar[str] = "EMO"
     Options: ClassVar[type[EMOOptions]] = EMOOptions
@@ -277,6 +281,8 @@ class EMO(TaskMemory):
             step: Inner step s.
             theta: Parameters at this step; only values with curvature (``secant``) need them.
         """
+        if self.adapted is not None:
+            _check_gradients(grads, self.adapted, tasks=len(recall.keys))
         if self.store.capacity == 0:
             return grads
         part = self._part(recall, grads, step, theta)
@@ -383,3 +389,19 @@ class EMO(TaskMemory):
         with torch.no_grad():
             keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
         self.store.rekey(keys)
+
+
+def _check_gradients(grads: Params, known: Mapping[str, torch.Size], *, tasks: int) -> None:
+    """Refuse gradients that the memory could not tell from none: other names, or no task axis."""
+    for name, grad in grads.items():
+        if name not in known:
+            raise ShapeError(
+                f"gradients: the module has no trainable parameter '{name}'.",
+                hint=f"It has: {', '.join(known)}.",
+            )
+        if grad.shape != (tasks, *known[name]):
+            raise ShapeError(
+                f"gradients: '{name}' should have the shape {[tasks, *known[name]]}, with a task axis"
+                f" in front, got {list(grad.shape)}.",
+                hint="One task alone has a task axis of length 1: grad[None].",
+            )

@@ -8,6 +8,7 @@ from typing import Any, final
 from torchemo.config.presets import preset
 from torchemo.config.run import DataConfig, RunConfig
 from torchemo.config.toml import from_dict, merged, override, to_dict
+from torchemo.core.errors import ConfigError
 from torchemo.models import is_pretrained
 from torchemo.runs.load import load_config
 from torchemo.runs.upgrade import refuse_old
@@ -46,11 +47,13 @@ class Choices:
 
     def resolved(self) -> RunConfig:
         """Return the configuration."""
-        if self.preset is None:
-            return self._over(RunConfig())
-        # A preset depends on the tasks, and these may be set by anything that comes after it.
-        config = self._over(preset(self.preset))
+        config = self._over(RunConfig() if self.preset is None else preset(self.preset))
         regression = any(name.startswith("regression:") for name in config.data.source)
+        if regression:
+            self._refuse_image_options(config.data.source[0])
+        if self.preset is None:
+            return config
+        # A preset depends on the tasks and the network, which may be set by anything that comes after it.
         network = config.model.name
         return self._over(
             preset(
@@ -60,6 +63,14 @@ class Choices:
                 pretrained=network if is_pretrained(network) else None,
             )
         )
+
+    def _refuse_image_options(self, source: str) -> None:
+        for name in ("size", "way"):
+            if self.short.get(name) is not None:
+                raise ConfigError(
+                    f"{name} is for image tasks, and {source} has none, got {self.short[name]}.",
+                    hint=f"Leave {name} out.",
+                )
 
     def _over(self, config: RunConfig) -> RunConfig:
         if self.config is not None:

@@ -113,13 +113,7 @@ def _recognition(config: RunConfig, memory: TaskMemory, shape: TaskShape) -> Sel
     _, key = KEYS.resolve(options.key, where="memory.key")
     if memory.encoder is None or getattr(key, "training", "none") != "self_recognition":
         return None
-    return SelfRecognition(
-        memory.encoder,
-        n_way=shape.n_way,
-        lr=key.recognition_lr,
-        older=key.recognition_older,
-        every=key.recognition_every,
-    )
+    return SelfRecognition(memory.encoder, n_way=shape.n_way, older=key.recognition_older)
 
 
 def _refuse_early_freeze(config: RunConfig, learner: Learner, phases: Phases) -> None:

@@ -31,9 +31,9 @@ def read_config(root: Path) -> RunConfig:
 
 def load_config(path: Path, *, base: RunConfig | None = None) -> RunConfig:
     """Read a configuration file; options that are not given keep those of ``base``."""
-    plain = read(path)
-    if is_old(plain):
-        plain = upgraded(plain, where=str(path), base=base)
+    given = read(path)
+    plain = upgraded(given, where=str(path), base=base)
+    if is_old(given):
         kind = plain["memory"]["name"]
         today = "" if kind == "none" else f"; its memory is what is called '{kind}' now"
         warnings.warn(f"{path} is of an earlier version{today}.", stacklevel=2)

@@ -29,12 +29,22 @@ _GONE: dict[tuple[str, ...], Any] = {
     ("emo", "memory", "slot_update"): "dense",
     ("emo", "memory", "novelty"): UNSET,
     ("emo", "retrieval", "probes"): 32,
+    ("emo", "retrieval", "temperature"): 0.1,
+    ("emo", "key", "recognition_lr"): 1e-3,
+    ("emo", "key", "recognition_every"): UNSET,
     ("emo", "value", "recall_step"): "off",
     ("outer", "recognition_after"): 0.2,
 }
 """Options that are arguments of classes today, and the values that runs have now."""
 _GONE_OF_OFFSETS: dict[tuple[str, ...], Any] = {("emo", "value", "head_align"): "none"}
 """Those of a memory of offsets alone: without the head, it would continue with other slots."""
+
+_LATELY_GONE: dict[tuple[str, ...], Any] = {
+    ("memory", "temperature"): 0.1,
+    ("memory", "key", "recognition_lr"): 1e-3,
+    ("memory", "key", "recognition_every"): UNSET,
+}
+"""The same for runs that have today's names."""
 
 _RENAMED = {"familiar": "skip_unfamiliar", "trust": "skip_unhelpful", "clip": "value_clip"}
 _MOVED = {
@@ -73,7 +83,8 @@ def upgraded(
         base: What it is laid over: parts that it does not name are those of the base.
     """
     if not is_old(plain):
-        return dict(plain)
+        _refuse_gone(plain, where)
+        return _without_gone(plain)
     _refuse_leaves(plain, where)
     _refuse_gone(plain, where)
     _refuse_unknown(plain, where)
@@ -124,7 +135,8 @@ def _refuse_leaves(plain: Mapping[str, Any], where: str) -> None:
 
 def _refuse_gone(plain: Mapping[str, Any], where: str) -> None:
     offsets = plain.get("emo", {}).get("memory", {}).get("write") == "consolidate"
-    for path, usual in {**_GONE, **(_GONE_OF_OFFSETS if offsets else {})}.items():
+    gone = {**_GONE, **_LATELY_GONE, **(_GONE_OF_OFFSETS if offsets else {})}
+    for path, usual in gone.items():
         value: Any = plain
         for name in path:
             value = value.get(name, usual) if isinstance(value, Mapping) else usual
@@ -137,6 +149,14 @@ def _refuse_gone(plain: Mapping[str, Any], where: str) -> None:
             )
 
 
+def _without_gone(plain: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        name: _without_gone(value, (*path, name)) if isinstance(value, Mapping) else value
+        for name, value in plain.items()
+        if (*path, name) not in _LATELY_GONE
+    }
+
+
 def _refuse_unknown(plain: Mapping[str, Any], where: str) -> None:
     """Refuse options that no part of any kind has or had; other sections are read strictly anyway."""
     gone = {path[-1] for path in _GONE}
@@ -145,7 +165,7 @@ def _refuse_unknown(plain: Mapping[str, Any], where: str) -> None:
         "learner": _names(LEARNERS) | {"inner_loss_scale"},
         "model": _names(MODELS),
         **dict.fromkeys(("emo.memory", "emo.retrieval", "emo.value"), slots),
-        "emo.key": _names(KEYS) | {"network", "source"},
+        "emo.key": _names(KEYS) | gone | {"network", "source"},
         "emo.aggregator": _names(AGGREGATORS) | {"kind"},
     }
     every = {f"{section}.{name}" for section, names in known.items() for name in names}

@@ -60,7 +60,7 @@ def test_a_folder_that_is_not_there_has_no_sets(torchemo, tmp_path):
 
 
 def test_a_good_set_fits(torchemo, colours):
-    found = torchemo("data", "check", colours, "--n-way", 3)
+    found = torchemo("data", "check", colours, "--way", 3)
     assert found.code == 0
     assert found.out.endswith("ok: 3-way 1-shot + 15 query tasks can be drawn\n")
     report = torchemo("data", "check", colours, "--n-way", 3, "--json").json

@@ -351,5 +351,5 @@ def test_options_that_cannot_work_are_refused(options):
 
 
 def test_a_pause_below_one_step_is_refused():
-    with pytest.raises(ConfigError, match="recognition_every should be None or 1 and more, got 0"):
+    with pytest.raises(ConfigError, match="every should be None or 1 and more, got 0"):
         SelfRecognition(encoder(), every=0)

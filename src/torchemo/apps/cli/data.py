@@ -53,9 +53,9 @@ class CheckSet:
 
     path: tyro.conf.Positional[Source]
     """Folder of class folders, zip of one, npz, packed set, or a published layout."""
-    n_way: int = 5
+    n_way: Annotated[int, tyro.conf.arg(aliases=["--way"])] = 5
     """Classes of a task, N."""
-    n_shot: int = 1
+    n_shot: Annotated[int, tyro.conf.arg(aliases=["--shot"])] = 1
     """Support images per class, K."""
     n_query: int = 15
     """Query images per class."""

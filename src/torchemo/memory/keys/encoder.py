@@ -58,13 +58,8 @@ class KeyOptions:
     training: KeyTraining = "outer"
     """How keys learn (A3): not at all, by the outer loss through softmax weights, or by recognising their
     own task among others."""
-    recognition_lr: float = 1e-3
-    """self_recognition: Adam rate of the key network."""
     recognition_older: int = 48
     """self_recognition: older support sets used as negatives."""
-    recognition_every: int | None = None
-    """self_recognition: after the start-up, outer steps from one training of the keys to the next. None: 1
-    where this is cheap (learned-statistics), 16 where images are encoded."""
 
 
 @final

@@ -108,7 +108,7 @@ class SelfRecognition:
                 hint="It needs weights to train, older >= 0 and a temperature above 0.",
             )
         if every is not None and every < 1:
-            raise ConfigError(f"recognition_every should be None or 1 and more, got {every}.")
+            raise ConfigError(f"every should be None or 1 and more, got {every}.")
         self.every = every or (1 if isinstance(encoder, Summarizing) else PAUSE)
         self.encoder = encoder
         self.settled = settled

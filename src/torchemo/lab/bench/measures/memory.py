@@ -31,6 +31,7 @@ from torchemo.training.step import outer_step
 CAPACITY, TASKS = 200, 4
 
 
+_START = ", start-up"
 _PAUSED = ", between two trainings of the keys"
 
 
@@ -49,9 +50,7 @@ def memory_cases() -> dict[str, Part]:
     keys = {
         "key network, trained: outer": Part("transformer", {"training": "outer"}),
         "key network, trained: self_recognition": Part("transformer", recognising),
-        "key network, trained: self_recognition, start-up": Part(
-            "transformer", {**recognising, "recognition_every": 1}
-        ),
+        f"key network, trained: self_recognition{_START}": Part("transformer", recognising),
         "statistics network, trained: self_recognition": Part("learned-statistics", recognising),
     }
     for name, key in keys.items():
@@ -128,7 +127,7 @@ def _step_times(work: Work, cases: Mapping[str, Part], repeats: int) -> dict[str
     for name, part in cases.items():
         memory = build_memory(part, learner, work.shape)
         fill(memory, learner, params)
-        own = _recognition(part, memory, work)
+        own = _recognition(part, memory, work, every=1 if name.endswith(_START) else None)
         if own is not None:
             # Keys train at some steps only: both kinds of steps are timed, and averaged below.
             pauses[name] = own.every
@@ -142,11 +141,13 @@ def _step_times(work: Work, cases: Mapping[str, Part], repeats: int) -> dict[str
     return times
 
 
-def _recognition(part: Part, memory: TaskMemory, work: Work) -> SelfRecognition | None:
+def _recognition(
+    part: Part, memory: TaskMemory, work: Work, *, every: int | None
+) -> SelfRecognition | None:
     key = _key(part)
     if key.training != "self_recognition" or memory.encoder is None:
         return None
-    return SelfRecognition(memory.encoder, n_way=work.n_way, every=key.recognition_every)
+    return SelfRecognition(memory.encoder, n_way=work.n_way, every=every)
 
 
 def _averaged(training: list[Sample], paused: list[Sample], every: int) -> list[Sample]:
