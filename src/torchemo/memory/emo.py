@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchemo.config.registry import Part, Registry
-from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import check_same_structure, select, tree_map
 from torchemo.core.types import Batch, Params, Recall, TaskShape
@@ -33,7 +33,7 @@ from torchemo.memory.interface import BoundMemory, Host, TaskMemory, check_choic
 from torchemo.memory.keys import KEYS
 from torchemo.memory.recall import Retrieval, own_generations
 from torchemo.memory.store import EpisodicMemory
-from torchemo.memory.values import Content, at_step, leading_axes, pick
+from torchemo.memory.values import Content, at_step, check_gradients, leading_axes, pick
 
 RecallStep: TypeAlias = Literal["off", "eval_only", "always"]
 HeadAlign: TypeAlias = Literal["none", "drop", "hungarian"]
@@ -282,7 +282,7 @@ class EMO(TaskMemory):
             theta: Parameters at this step; only values with curvature (``secant``) need them.
         """
         if self.adapted is not None:
-            _check_gradients(grads, self.adapted, tasks=len(recall.keys))
+            check_gradients(grads, self.adapted, tasks=len(recall.keys))
         if self.store.capacity == 0:
             return grads
         part = self._part(recall, grads, step, theta)
@@ -389,19 +389,3 @@ class EMO(TaskMemory):
         with torch.no_grad():
             keys = self.encoder(Batch(notes["support_x"][:n], notes["support_y"][:n]), params)
         self.store.rekey(keys)
-
-
-def _check_gradients(grads: Params, known: Mapping[str, torch.Size], *, tasks: int) -> None:
-    """Refuse gradients that the memory could not tell from none: other names, or no task axis."""
-    for name, grad in grads.items():
-        if name not in known:
-            raise ShapeError(
-                f"gradients: the module has no trainable parameter '{name}'.",
-                hint=f"It has: {', '.join(known)}.",
-            )
-        if grad.shape != (tasks, *known[name]):
-            raise ShapeError(
-                f"gradients: '{name}' should have the shape {[tasks, *known[name]]}, with a task axis"
-                f" in front, got {list(grad.shape)}.",
-                hint="One task alone has a task axis of length 1: grad[None].",
-            )

@@ -11,12 +11,13 @@ which is exact along the path for a quadratic loss. It needs no further gradient
 without positive curvature has f_s = 0, and the last step takes the f of the one before.
 """
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from torchemo.core.errors import ConfigError
+from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.tree import tree_map
 from torchemo.core.types import Params
 
@@ -123,3 +124,19 @@ def _dot(left: Params, right: Params) -> Tensor:
 
 def _column(scale: Tensor, like: Tensor) -> Tensor:
     return scale.view(*scale.shape, *(1,) * (like.dim() - scale.dim()))
+
+
+def check_gradients(grads: Params, known: Mapping[str, torch.Size], *, tasks: int) -> None:
+    """Refuse gradients that the memory could not tell from none: other names, or no task axis."""
+    for name, grad in grads.items():
+        if name not in known:
+            raise ShapeError(
+                f"gradients: the module has no trainable parameter '{name}'.",
+                hint=f"It has: {', '.join(known)}.",
+            )
+        if grad.shape != (tasks, *known[name]):
+            raise ShapeError(
+                f"gradients: '{name}' should have the shape {[tasks, *known[name]]}, with a task axis"
+                f" in front, got {list(grad.shape)}.",
+                hint="One task alone has a task axis of length 1: grad[None].",
+            )
