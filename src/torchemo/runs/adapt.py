@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError
@@ -154,8 +154,7 @@ class Adapted:
 
     def answer(self, queries: Mapping[str, Picture]) -> Answers:
         """Answer images by name."""
-        pixels = _pixels(self.trained, list(queries.values()), self.form)
-        rows = self.probabilities(pixels)
+        rows = self.probabilities(_decoded(self.trained, list(queries.values()), self.form))
         return Answers(
             self.trained.system.title,
             self.trained.system.iteration,
@@ -204,18 +203,33 @@ def adapt_to(
     invert: bool = False,
 ) -> Adapted:
     """Fit a run to classes of images; see `adapt`."""
-    form, system = _form(trained, invert=invert), trained.system
+    form = form_of(trained, invert=invert)
+    images = {c.name: _decoded(trained, c.pictures, form) for c in classes}
+    return fit(trained, images, form, steps=steps)
+
+
+def fit(
+    trained: Trained,
+    classes: Mapping[str, Float[Tensor, "n ..."]],
+    form: PictureForm,
+    *,
+    steps: int | None = None,
+    memory: bool = True,
+) -> Adapted:
+    """Fit a run to what its learner sees of the images of each class, with its memory or without."""
+    system, used = trained.system, trained.system.memory if memory else None
     learner = learner_for(trained, len(classes))
-    if system.memory is not None:
-        system.memory.eval()
-    support = _support(trained, [c.pictures for c in classes], form)
+    if used is not None:
+        used.eval()
+    shots = tuple(len(x) for x in classes.values())
+    support = _support(torch.cat(list(classes.values())), shots)
     return Adapted(
         trained,
-        classifier(learner, system.params, support, memory=system.memory, steps=steps),
+        classifier(learner, system.params, support, memory=used, steps=steps),
         form,
         steps_of(learner) if steps is None else steps,
-        tuple(c.name for c in classes),
-        tuple(len(c.pictures) for c in classes),
+        tuple(classes),
+        shots,
     )
 
 
@@ -248,7 +262,8 @@ def _listed(
     return list_folder(folder)
 
 
-def _form(trained: Trained, *, invert: bool) -> PictureForm:
+def form_of(trained: Trained, *, invert: bool = False) -> PictureForm:
+    """Return size and channels of the images that a run takes."""
     if trained.network is not None:
         return PictureForm(trained.network.size, trained.network.size, 3, invert=invert)
     if len(trained.shape.x) != 3:
@@ -285,22 +300,22 @@ def _check_memory_fits(trained: Trained, n_way: int) -> None:
         )
 
 
-def _support(trained: Trained, classes: Sequence[Sequence[Picture]], form: PictureForm) -> Batch:
-    x = _pixels(trained, [picture for pictures in classes for picture in pictures], form)
-    y = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(c) for c in classes]))
+def _support(x: Float[Tensor, "n ..."], shots: Sequence[int]) -> Batch:
+    y = torch.arange(len(shots)).repeat_interleave(torch.tensor(shots))
     # Learners that take examples in turn expect them in random order.
     order = torch.randperm(len(y), generator=generator_for(0, "support-order"))
     return Batch(x[order][None], y[order][None])
 
 
-def _pixels(
+def seen(trained: Trained, images: UInt8[np.ndarray, "n c h w"]) -> Float[Tensor, "n ..."]:
+    """Return what the learner sees: images, or their features where a pretrained network comes first."""
+    return to_unit(images) if trained.network is None else torch.from_numpy(trained.network(images))
+
+
+def _decoded(
     trained: Trained, pictures: Sequence[Picture], form: PictureForm
 ) -> Float[Tensor, "n ..."]:
-    """Return what the learner sees: images, or their features where a pretrained network comes first."""
-    images = [decode(p.read(), form, name=p.name) for p in pictures]
-    if trained.network is None:
-        return to_unit(np.stack(images))
-    return torch.from_numpy(trained.network(np.stack(images)))
+    return seen(trained, np.stack([decode(p.read(), form, name=p.name) for p in pictures]))
 
 
 def recalled(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from torchemo.apps.web.answering import Answering
@@ -39,6 +40,23 @@ def memory_run(tmp_path_factory):
     return train(
         "anil-emo", data="procedural", out=tmp_path_factory.mktemp("web") / "remembers",
         size=16, steps=2, options=options,
+    )  # fmt: skip
+
+
+def averages():
+    """Stand in for a pretrained network: the mean colour of each quarter."""
+    return torch.nn.Sequential(torch.nn.AvgPool2d(8), torch.nn.Flatten())
+
+
+@pytest.fixture(scope="session")
+def pretrained_run(tmp_path_factory):
+    options = {
+        "model.name": "tests.apps.web.conftest:averages", "model.size": 16,
+        "train.validation_tasks": 2, "train.tasks": 1,
+    }  # fmt: skip
+    return train(
+        "proto-maml", data="procedural", out=tmp_path_factory.mktemp("web") / "pretrained",
+        size=16, steps=1, options=options,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import zipfile
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.apps.web.conftest import Tab, image
-from torchemo.runs.adapt import adapt
+from torchemo.apps.cli import main
 
 
 def test_five_classes_and_a_sixth_are_taught_and_asked(tab):
@@ -27,21 +28,49 @@ def test_five_classes_and_a_sixth_are_taught_and_asked(tab):
         assert sum(query["answer"]["probabilities"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_answers_are_those_of_adapt_on_the_same_files(tab, run, tmp_path):
-    tab.teach("red", "blue", "green")
-    tab.ask("red", "blue", "green")
+FIVE = ("red", "blue", "green", "black", "white")
+
+
+def adapted(run, folder, query, capsys):
+    """Return the probabilities that the command prints for each file."""
+    arguments = [
+        "adapt",
+        str(run.root),
+        "--support",
+        str(folder / "support"),
+        "--query",
+        str(query),
+    ]
+    with pytest.raises(SystemExit, match="0"):
+        main([*arguments, "--out", str(folder / "out"), "--json"])
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    return {p["file"]: list(p["probabilities"].values()) for p in found}
+
+
+@pytest.mark.parametrize("kind", ["run", "memory_run", "pretrained_run"])
+def test_answers_are_those_of_adapt_on_a_folder_and_on_each_file(
+    serve, kind, request, tmp_path, capsys
+):
+    run = request.getfixturevalue(kind)
+    tab = Tab(serve(run))
+    tab.teach(*FIVE)
+    tab.ask(*FIVE, *FIVE, *FIVE)
     found = tab.answer()
-    for name in ("red", "blue", "green"):
+    assert found["job"]["error"] is None
+    for name in FIVE:
         (tmp_path / "support" / name).mkdir(parents=True)
         for i in range(2):
             (tmp_path / "support" / name / f"{i}.png").write_bytes(image(name, i))
     (tmp_path / "query").mkdir()
-    for i, name in enumerate(("red", "blue", "green")):
+    for i, name in enumerate(FIVE * 3):
         (tmp_path / "query" / f"{name}-{i}.png").write_bytes(image(name, 50 + i))
-    answers = adapt(run.trained, tmp_path / "support").predict(tmp_path / "query")
-    expected = {p.file: p.probabilities for p in answers.predictions}
+    together = adapted(run, tmp_path, tmp_path / "query", capsys)
+    assert len(found["queries"]) == len(together) == 15
     for query in found["queries"]:
-        assert query["answer"]["probabilities"] == pytest.approx(expected[query["name"]], abs=1e-5)
+        file, answer = query["name"], query["answer"]["probabilities"]
+        (one,) = adapted(run, tmp_path, tmp_path / "query" / file, capsys).values()
+        assert answer == pytest.approx(one, abs=1e-5)
+        assert answer == pytest.approx(together[file], abs=1e-5)
 
 
 def test_the_nearest_support_image_is_the_query_itself_if_it_is_there(tab):

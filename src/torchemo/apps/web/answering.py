@@ -11,15 +11,10 @@ from torch import Tensor
 
 from torchemo.apps.web.session import Answered, Job, Session
 from torchemo.core.errors import ConfigError, TorchemoError
-from torchemo.core.rng import generator_for
-from torchemo.core.types import Batch
-from torchemo.data.episodes import to_unit
-from torchemo.data.formats.images import PictureForm
-from torchemo.memory.interface import TaskMemory
 from torchemo.models.alone import alone
-from torchemo.runs.adapt import RecalledSlot, learner_for, recalled
+from torchemo.runs.adapt import RecalledSlot, fit, form_of, recalled, seen
+from torchemo.runs.load import Trained
 from torchemo.runs.run import Run
-from torchemo.training.predict import Classifier, classifier
 
 AT_ONCE = 8
 """Queries between two looks at whether to stop."""
@@ -37,12 +32,10 @@ class Answering:
     """
 
     def __init__(self, run: Run, *, invert: bool = False) -> None:
-        shape = run.trained.shape
-        if len(shape.x) != 3:
-            raise ConfigError("this run was trained on numbers, not on images.")
-        channels, height, width = shape.x
         self.run = run
-        self.form = PictureForm(height, width, channels)
+        self.form = form_of(
+            run.trained
+        )  # saved and shown as they came, inverted for the network alone
         self.invert = invert
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="answer")
 
@@ -67,14 +60,13 @@ class Answering:
     def about(self) -> dict[str, Any]:
         """Return what the page says about the run."""
         trained = self.run.trained
-        _, height, width = trained.shape.x
         return {
             "name": self.run.root.resolve().name,
             "method": trained.system.title,
             "steps": trained.system.iteration,
             "data": list(self.run.config.data.source),
             "classes": trained.shape.n_out,
-            "size": [height, width],
+            "size": [self.form.height, self.form.width],
             "memory": trained.system.memory is not None,
         }
 
@@ -86,7 +78,7 @@ class Answering:
                 if job.cancelled:
                     break
                 part = waiting[first : first + AT_ONCE]
-                found = task.answer(self._pixels(session, part))
+                found = task.answer(self._seen(session, part))
                 with session.lock:
                     answered.queries |= dict(zip(part, found, strict=True))
                     job.done += len(part)
@@ -100,63 +92,52 @@ class Answering:
 
     def _fit(self, session: Session) -> "Task":
         support = session.board.support
-        keys = [key for _, images in support for key in images]
-        labels = [label for label, (_, images) in enumerate(support) for _ in images]
-        return Task(
-            self.run, [name for name, _ in support], keys, self._pixels(session, keys), labels
-        )
+        classes = {name: self._seen(session, images) for name, images in support}
+        return Task(self.run.trained, classes, [key for _, images in support for key in images])
 
-    def _pixels(self, session: Session, keys: Sequence[str]) -> Tensor:
+    def _seen(self, session: Session, keys: Sequence[str]) -> Tensor:
         pixels = np.stack([session.images[key].image.pixels for key in keys])
-        return to_unit(255 - pixels if self.invert else pixels)
+        return seen(self.run.trained, 255 - pixels if self.invert else pixels)
 
 
 @final
 class Task:
     """The run adapted to the classes of a board, with its memory and without."""
 
-    def __init__(
-        self, run: Run, classes: list[str], keys: list[str], x: Tensor, labels: list[int]
-    ) -> None:
-        self._system = run.trained.system
-        self._learner = learner_for(run.trained, len(classes))
-        order = torch.randperm(len(keys), generator=generator_for(0, "support-order"))
-        self._keys, y = [keys[i] for i in order], torch.tensor(labels)[order]
-        self._labels = y.tolist()
-        self._support = Batch(x[order][None], y[None])
-        memory = self._system.memory
-        self._answers = self._fitted(memory)
-        self._without = None if memory is None else self._fitted(None)
-        slots, familiar, helpful = recalled(run.trained, self._answers.recall)
+    def __init__(self, trained: Trained, classes: dict[str, Tensor], keys: list[str]) -> None:
+        form = form_of(trained)
+        self._adapted = fit(trained, classes, form)
+        memory = trained.system.memory
+        self._without = None if memory is None else fit(trained, classes, form, memory=False)
+        system, learner = trained.system, self._adapted.classifier.learner
+        params = {n: p[None] for n, p in system.params.items() if "/" not in n}
+        support = torch.cat(list(classes.values()))
+        with torch.no_grad():
+            self._model = alone(learner.model, params, support[None])
+        self._keys, self._known = keys, self._features(support)
+        self._labels = [i for i, n in enumerate(self._adapted.shots) for _ in range(n)]
+        slots, familiar, helpful = recalled(trained, self._adapted.classifier.recall)
         self.about = {
             "version": secrets.token_hex(4),
-            "classes": classes,
-            "memory": words(run, slots, familiar, helpful),
+            "classes": list(classes),
+            "memory": words(memory is not None, slots, familiar, helpful),
             "recalled": [{**slot._asdict(), "images": 0} for slot in slots],
             "seen": None,
         }
 
     def answer(self, x: Tensor) -> list[dict[str, Any]]:
         """Answer queries."""
-        rows = self._answers(x).softmax(1)
-        own = None if self._without is None else self._without(x).softmax(1).tolist()
+        rows = self._adapted.probabilities(x).tolist()
+        own = None if self._without is None else self._without.probabilities(x).tolist()
         near = self._nearest(x)
         return [
             {"probabilities": row, "without": None if own is None else own[i], "nearest": near[i]}
-            for i, row in enumerate(rows.tolist())
+            for i, row in enumerate(rows)
         ]
-
-    def _fitted(self, memory: TaskMemory | None) -> Classifier:
-        return classifier(self._learner, self._system.params, self._support, memory=memory)
 
     def _nearest(self, x: Tensor) -> list[list[dict[str, Any]]]:
         """Return the support images whose features are most like those of each query, by cosine."""
-        params = {n: p[None] for n, p in self._system.params.items() if "/" not in n}
-        with torch.no_grad():
-            model, params = alone(self._learner.model, params, self._support.x)
-            seen = model.features(params, torch.cat([self._support.x, x[None]], 1))[0]
-        seen = torch.nn.functional.normalize(seen, dim=1)
-        similar = seen[len(self._keys) :] @ seen[: len(self._keys)].T
+        similar = self._features(x) @ self._known.T
         values, places = similar.topk(min(NEAREST, len(self._keys)), dim=1)
         return [
             [
@@ -166,12 +147,17 @@ class Task:
             for row, where in zip(values.tolist(), places.tolist(), strict=True)
         ]
 
+    def _features(self, x: Tensor) -> Tensor:
+        model, params = self._model
+        with torch.no_grad():
+            return torch.nn.functional.normalize(model.features(params, x[None])[0], dim=1)
+
 
 def words(
-    run: Run, slots: Sequence[RecalledSlot], familiar: bool | None, helpful: bool | None
+    memory: bool, slots: Sequence[RecalledSlot], familiar: bool | None, helpful: bool | None
 ) -> str:
     """Say what the memory did for a task, and why it did nothing."""
-    if run.memory is None:
+    if not memory:
         return "This run has no memory."
     if familiar is False:
         return "Recall was skipped: these images are unlike the tasks of training."
