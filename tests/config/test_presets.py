@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.learners.metric.problems import METRIC
 from torchemo.config.presets import MEMORIES, about, learners, names, parts_of, preset
 from torchemo.config.registry import Part
 from torchemo.config.run import DataConfig, RunConfig
@@ -16,13 +17,17 @@ from torchemo.core.types import TaskShape
 from torchemo.data.source import open_source
 from torchemo.learners import LEARNERS
 from torchemo.learners.build import build_learner
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory.build import remembered_shapes
-from torchemo.models import MLP
+from torchemo.models import MLP, MODELS
 from torchemo.runs.experiment import build_trainer, complete
 from torchemo.runs.upgrade import upgraded
 
 SMALL = DataConfig(image_size=16, classes_per_family=25, n_way=2, n_query=2)
+LATER = ("mtl",)
+"""Learners with inner steps that came after the earlier version."""
+RECIPES = ("adapted-mean", "dense-cosine")
+"""Presets that are named after a use of a learner, not after the learner."""
 POINTS = TaskShape("regression", (1,), 1, n_shot=5)
 EARLIER = json.loads((Path(__file__).parent / "old_presets.json").read_text("utf-8"))
 """Presets of commit d6441dc in plain values: the defaults, and what differs from them by
@@ -43,10 +48,16 @@ def quick(part):
     return part.set(**{n: value for n, value in wanted.items() if n in known})
 
 
+def narrow(part):
+    """Give a network few filters, where it can have them."""
+    known = {option.name for option in fields(MODELS.options_of(part.name))}
+    return part.set(filters=6) if "filters" in known else part
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_preset_takes_outer_steps_on_images(name, images):
     config = complete(preset(name))
-    config = replace(config, model=config.model.set(filters=2), learner=quick(config.learner))
+    config = replace(config, model=narrow(config.model), learner=quick(config.learner))
     trainer = build_trainer(config, images.shape)
     for i in range(2):
         report = trainer.step(images.sample("train", seed=0, start=2 * i, count=2))
@@ -63,8 +74,8 @@ def needs_classes(learner):
 
 
 def test_learners_that_need_classes_refuse_regression():
-    refusing = {learner for learner in learners() if needs_classes(learner)}
-    assert refusing == {"proto-maml", "protonet", "matchingnet", "metaoptnet-ridge", "nearest-mean"}
+    refusing = {learner for learner in LEARNERS if needs_classes(learner)}
+    assert refusing == {"proto-maml", *METRIC}
     for learner in refusing:
         with pytest.raises(ConfigError, match="needs classes; these tasks are regression"):
             build_learner(Part(learner), MLP(1), POINTS)
@@ -91,7 +102,7 @@ def test_every_preset_of_ours_takes_outer_steps_on_regression(name):
 
 def test_on_images_slots_of_whole_networks_train_after_the_learner(images):
     config = preset("maml-offsets")
-    small = replace(config, model=config.model.set(filters=2))
+    small = replace(config, model=config.model.set(filters=6))
     made = build_trainer(small, images.shape)
     names = set(remembered_shapes(host(made.learner), "meta"))
     assert names == set(made.learned) == set(made.params)
@@ -119,7 +130,7 @@ def test_a_learner_of_two_stages_may_not_be_frozen_before_the_second(images):
 
 def test_jointly_slots_hold_scales_and_shifts(images):
     config = preset("maml-offsets-joint")
-    made = build_trainer(replace(config, model=config.model.set(filters=2)), images.shape)
+    made = build_trainer(replace(config, model=config.model.set(filters=6)), images.shape)
     shapes = remembered_shapes(host(made.learner), "meta", tensors=made.memory.tensors)
     assert set(shapes) == set(made.learner.model.norm)
     assert made.memory.recall_dropout == 0.2
@@ -143,8 +154,8 @@ def test_every_preset_says_what_it_is(name):
 
 
 def test_every_learner_has_a_preset_and_those_with_inner_steps_one_for_every_memory():
-    assert set(learners()) == set(LEARNERS)
-    for learner in learners():
+    assert set(learners()) == {*LEARNERS, *RECIPES}
+    for learner in LEARNERS:
         kinds = {
             memory
             for name in names()
@@ -209,12 +220,24 @@ def test_no_preset_of_the_earlier_version_is_gone_and_these_are_new():
     new = set(names()) - then
     assert then <= set(names())
     earlier = {name for name in then if parts_of(name)[1] is None and "-published" not in name}
-    assert new == {f"{learner}-emo" for learner in earlier} | {
-        "protonet",
-        "matchingnet",
-        "metaoptnet-ridge",
-        "nearest-mean",
-    }
+    recipes = {name for name in names() if parts_of(name)[0] in RECIPES}
+    systems = {name for name in names() if parts_of(name)[0] in (*METRIC, *LATER)}
+    assert new == {f"{learner}-emo" for learner in earlier} | systems | recipes
+    assert recipes == {"adapted-mean", "adapted-mean-offsets", "dense-cosine"}
+
+
+def test_adapted_mean_is_nearest_mean_until_an_adapter_is_trained():
+    network = "efficientnet-lite0"
+    alone, slots = (preset(n, pretrained=network) for n in ("adapted-mean", "adapted-mean-offsets"))
+    for config in (alone, slots):
+        assert config.learner == preset("nearest-mean", pretrained=network).learner
+        assert config.model.options["adapter"] == "residual"
+        assert config.train.validate_start
+    # Only the slots are trained, and tasks without a slot that helps are nearest mean's.
+    assert (alone.outer.lr, slots.outer.lr) == (0.0005, 0.0)
+    assert slots.memory_steps == 200
+    assert slots.memory.options["skip_unhelpful"] == 0.0
+    assert slots.memory.options["skip_unfamiliar"] == 0.9
 
 
 # -- the paper's memory --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from torchemo.config.registry import Part
-from torchemo.config.run import DataConfig, OuterConfig, RunConfig, TrainConfig
+from torchemo.config.run import DataConfig, DenseConfig, OuterConfig, RunConfig, TrainConfig
 from torchemo.core.errors import ConfigError
 from torchemo.runs.experiment import complete, reduced
 
@@ -43,10 +43,16 @@ def test_a_run_is_as_long_as_its_learner_and_its_memory_train(memory, after, tot
 @pytest.mark.parametrize(
     ("kind", "wrong", "words"),
     [
-        (OuterConfig, {"lr": 0.0}, "outer rate should be above 0, got 0.0"),
-        (OuterConfig, {"lr": float("nan")}, "outer rate should be above 0"),
+        (OuterConfig, {"lr": -0.1}, "outer rate should be 0 or more, got -0.1"),
+        (OuterConfig, {"lr": float("nan")}, "outer rate should be 0 or more"),
         (OuterConfig, {"rates_lr": 0.0}, "rates_lr should be None or above 0"),
         (OuterConfig, {"clip": -1.0}, "clip should be None or above 0"),
+        (OuterConfig, {"momentum": 1.0, "optimizer": "sgd"}, r"share in \[0, 1\), got 1.0"),
+        (OuterConfig, {"momentum": 0.9}, "momentum is for optimizer = sgd, got 0.9 with adam"),
+        (OuterConfig, {"nesterov": True, "optimizer": "sgd"}, "momentum is 0"),
+        (OuterConfig, {"weight_decay": -1.0}, "weight_decay should be 0 or more"),
+        (OuterConfig, {"milestones": (0.5,)}, "have a factor each"),
+        (OuterConfig, {"milestones": (0.9, 0.5, 0.6)}, "milestones should rise"),
         (TrainConfig, {"steps": 0}, "train.steps should be 1 or more, got 0"),
         (TrainConfig, {"tasks": 0}, "train.tasks should be 1 or more"),
         (TrainConfig, {"validate_every": 0}, "train.validate_every should be 1 or more"),
@@ -56,6 +62,13 @@ def test_a_run_is_as_long_as_its_learner_and_its_memory_train(memory, after, tot
 def test_impossible_options_are_refused(kind, wrong, words):
     with pytest.raises(ConfigError, match=words):
         kind(**wrong)
+
+
+@pytest.mark.parametrize(("steps", "parts"), [(0, (0, 30)), (12, (12, 30)), ("all", (30, 0))])
+def test_a_dense_stage_adds_to_the_steps_or_takes_all_of_them(steps, parts):
+    config = RunConfig(train=TrainConfig(steps=30, dense=DenseConfig(steps=steps)))
+    assert (config.dense_steps, config.episode_steps) == parts
+    assert config.outer_steps == sum(parts)
 
 
 def test_complete_checks_parts_and_leaves_the_rest_as_it_is():

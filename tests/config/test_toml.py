@@ -1,6 +1,7 @@
 """Configs as TOML: round trip, strictness, suggestions, and files laid over each other."""
 
 import contextlib
+import math
 from dataclasses import replace
 
 import pytest
@@ -207,3 +208,14 @@ def test_a_misspelt_preset_is_suggested_and_an_unknown_one_says_where_the_known_
         preset("mamal")
     with pytest.raises(ConfigError, match="torchemo presets"):
         preset("zzz")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
+def test_numbers_that_no_arithmetic_can_work_with_are_refused(value):
+    with pytest.raises(ConfigError, match=r"'outer\.lr' should be finite"):
+        from_dict({"outer": {"lr": value}}, RunConfig, where="x")
+
+
+def test_whole_numbers_are_bounded():
+    with pytest.raises(ConfigError, match=r"'train\.steps' should be finite, at most"):
+        from_dict({"train": {"steps": 10**16}}, RunConfig, where="x")

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 from torchemo.config.registry import Part
 from torchemo.config.toml import UNSET, type_words
+from torchemo.core.errors import ConfigError
+
+MOST_LAYERS = 1000
+"""No network of this library is deeper; a file could ask for more than memory holds."""
 
 
 class Option(NamedTuple):
@@ -90,3 +94,19 @@ def _default(field: Any) -> Any:
     if value is None:
         return UNSET
     return list(value) if isinstance(value, tuple) else value
+
+
+def refuse_below(least: float, options: object, *names: str, where: str) -> None:
+    """Raise `ConfigError` naming the first of these options that is smaller than it can be."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{where}.{name} should be {least:g} or more, got {value}.")
+
+
+def refuse_above(most: float, options: object, *names: str, where: str) -> None:
+    """Raise `ConfigError` naming the first of these options that is larger than it can be."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value <= most:
+            raise ConfigError(f"{where}.{name} should be {most:g} or less, got {value}.")

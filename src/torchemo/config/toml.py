@@ -16,6 +16,9 @@ from torchemo.core.errors import ConfigError
 
 T = TypeVar("T")
 
+MOST_WHOLE, MOST = 10**15, 1e30
+"""The largest whole number and the largest number that an option takes."""
+
 UNSET = "unset"
 """How an option that is None is written."""
 
@@ -172,8 +175,22 @@ def _value(value: Any, hint: Any, *, where: str, path: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):
         value = tuple(value)
     if not _fits(value, hint):
-        raise ConfigError(f"{where}: '{path}' should be {type_words(hint)}, got {value!r}.")
+        raise ConfigError(f"{where}: '{path}' should be {type_words(hint)}, got {value!r:.200}.")
+    if not _bounded(value):
+        raise ConfigError(
+            f"{where}: '{path}' should be finite, at most {MOST:g}, or {MOST_WHOLE:g} for whole numbers,"
+            f" got {value!s:.60}."
+        )
     return float(value) if hint is float else value
+
+
+def _bounded(value: Any) -> bool:
+    """Return whether every number is one that arithmetic can work with: not NaN, infinite or huge."""
+    if isinstance(value, tuple):
+        return all(map(_bounded, value))
+    if isinstance(value, int):
+        return abs(value) <= MOST_WHOLE
+    return not isinstance(value, float) or abs(value) <= MOST
 
 
 def _part(value: Any, *, where: str, path: str) -> Part:

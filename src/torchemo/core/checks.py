@@ -2,13 +2,17 @@
 
 from torch import Tensor
 
-from torchemo.core.errors import DataError, ShapeError
+from torchemo.core.errors import DataError, MemoryWriteError, ShapeError
 from torchemo.core.losses import check_labels
+from torchemo.core.tree import is_finite
 from torchemo.core.types import Batch, Episode
 
 
 def check_episode(episode: Episode, *, n_way: int | None) -> None:
     """Raise an error that names the task and the part that does not fit.
+
+    Numbers are looked at on the host alone, before tasks are moved: to look at them on a device is to wait
+    for it.
 
     Args:
         episode: B tasks.
@@ -17,6 +21,8 @@ def check_episode(episode: Episode, *, n_way: int | None) -> None:
     tasks = episode.support.x.shape[0]
     for part, batch in (("support", episode.support), ("query", episode.query)):
         _check_shapes(batch, tasks, part=part)
+        if not batch.x.is_cpu:
+            continue
         _check_finite(batch.x, what=f"{part} inputs")
         if batch.y.is_floating_point():
             _check_finite(batch.y, what=f"{part} targets")
@@ -43,4 +49,15 @@ def _check_finite(values: Tensor, *, what: str) -> None:
         raise DataError(
             f"{what} of task {int(bad[0])} hold NaN or infinity.",
             hint="Look for damaged files, or for a division by zero in the preparation.",
+        )
+
+
+def check_rows_finite(tensor: Tensor, *, what: str, where: str) -> None:
+    """Raise `MemoryWriteError` naming the first task or slot whose numbers are not finite."""
+    finite = is_finite({"": tensor})
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0])
+        raise MemoryWriteError(
+            f"refused to remember {where} {bad}: its {what} is not finite.",
+            hint="A non-finite gradient is never stored; skip this task or lower the inner rate.",
         )

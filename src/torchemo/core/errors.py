@@ -2,6 +2,9 @@
 
 from typing import final
 
+LEFT_OUT = 7
+"""Exit code of a command that did its work and left out images that it could not read."""
+
 
 class TorchemoError(Exception):
     """Any error that torchemo raises on purpose.
@@ -27,7 +30,6 @@ class TorchemoError(Exception):
         self.hint = hint
 
 
-@final
 class ConfigError(TorchemoError):
     """An option has a value that cannot work, alone or beside another option."""
 
@@ -69,8 +71,17 @@ class Diverged(TorchemoError):
     exit_code = 5
 
 
-@final
 class ResourceError(TorchemoError):
-    """Not enough memory or disk for what was asked."""
+    """Not enough memory or disk for what was asked, or something that is needed does not answer."""
 
     exit_code = 6
+
+
+@final
+class RunExists(ConfigError):
+    """The folder for a new run holds one already."""
+
+
+@final
+class RunInUse(ResourceError):
+    """Another process writes the run."""

@@ -12,7 +12,7 @@ from torchemo.core.rng import seed_for
 def centres(
     vectors: Float[Tensor, "n dim"], count: int, *, seed: int, name: str, restarts: int = 10
 ) -> Float[Tensor, "count dim"]:
-    """Return ``count`` centres of ``vectors`` in float64: k-means++, best of ``restarts``.
+    """Return ``count`` centres of ``vectors``, on the host in float64: k-means++, best of ``restarts``.
 
     Args:
         vectors: What is clustered.
@@ -21,10 +21,10 @@ def centres(
         name: What is clustered, part of the seed.
         restarts: Attempts; the one with the least squared distance counts.
     """
-    points = vectors.detach().double().numpy()
+    points = vectors.detach().cpu().double().numpy()
     distinct = torch.from_numpy(np.unique(points, axis=0))
     # Fewer distinct vectors than centres: no k-means could fill them all.
-    best = distinct[torch.arange(count) % distinct.shape[0]]
+    best = distinct[torch.arange(count, device=distinct.device) % distinct.shape[0]]
     least = float("inf")
     for restart in range(restarts if distinct.shape[0] >= count else 0):
         rng_seed = seed_for(seed, name, restart) % 2**32

@@ -12,6 +12,29 @@ def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     return per_example.view(y.shape).mean(1)
 
 
+def balanced_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    """Mean over classes of the mean cross-entropy of their examples, for each task: ``[B]``.
+
+    A class with many examples weighs as much as one with few; classes without any do not count.
+    """
+    member = F.one_hot(y.long(), out.shape[-1]).to(out.dtype)
+    count = member.sum(1)
+    share = (member / count.clamp(min=1).unsqueeze(1)).sum(2) / (count > 0).sum(1, keepdim=True)
+    per_example = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+    return (share * per_example.view(y.shape)).sum(1)
+
+
+def smoothed_cross_entropy(out: Tensor, y: Tensor, *, smoothing: float) -> Tensor:
+    """Mean cross-entropy of each task with targets ``1 - epsilon``, and ``epsilon / (N - 1)`` elsewhere."""
+    # Torch spreads its share over all N classes, the right one included.
+    classes = out.shape[-1]
+    share = smoothing * classes / (classes - 1)
+    per_example = F.cross_entropy(
+        out.flatten(0, 1), y.flatten(), reduction="none", label_smoothing=share
+    )
+    return per_example.view(y.shape).mean(1)
+
+
 def mean_squared_error(out: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of each task: ``[B, n, n_out]`` against the same shape -> ``[B]``."""
     if out.shape != y.shape:

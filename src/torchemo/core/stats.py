@@ -36,7 +36,7 @@ class Estimate:
         value: The estimate.
         low: Lower end; minus infinity where the data allow no interval.
         high: Upper end; infinity where the data allow no interval.
-        n: How many independent units the interval rests on.
+        n: How many independent units the interval is made of.
         method: How the interval was made.
     """
 

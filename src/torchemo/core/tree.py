@@ -47,6 +47,27 @@ def carried_back(ends: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
+def with_rows(tensor: Tensor, rows: int, *, axis: int = 0, keep: bool = False) -> Tensor:
+    """Return a tensor with ``rows`` entries along an axis that counts classes.
+
+    With as many entries as there are, the tensor stays as it is.
+
+    Args:
+        tensor: Any tensor.
+        rows: How many entries.
+        axis: The axis.
+        keep: Keep its first entries, and put new ones at the mean of all; else all are at the mean.
+    """
+    known = tensor.shape[axis]
+    if known == rows:
+        return tensor
+    kept = min(known, rows) if keep else 0
+    shape = [*tensor.shape]
+    shape[axis] = rows - kept
+    new = tensor.mean(axis, keepdim=True).expand(shape)
+    return torch.cat([tensor.narrow(axis, 0, kept), new], axis)
+
+
 def norms(params: Params) -> Tensor:
     """Return the Euclidean norm of each task's parameters, ``[B]``."""
     return torch.stack([_rows(p).square().sum(1) for p in params.values()]).sum(0).sqrt()
@@ -86,3 +107,12 @@ def check_same_structure(
                 f" got {list(got[name].shape[leading:])}.",
                 hint="Use the same network, and the same set of adapted tensors, as before.",
             )
+
+
+def in_dtype_of(params: Params, other: Tensor, work: Callable[[Params], Params]) -> Params:
+    """Apply ``work`` in a precision that holds both these tensors and another one; return it in theirs.
+
+    Half-precision gradients meet memories that are kept in float32.
+    """
+    wide = {n: p.to(torch.promote_types(p.dtype, other.dtype)) for n, p in params.items()}
+    return {n: p.to(params[n].dtype) if n in params else p for n, p in work(wide).items()}

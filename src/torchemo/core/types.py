@@ -32,6 +32,20 @@ class Batch(NamedTuple):
     y: Tensor
 
 
+class BaseClasses(NamedTuple):
+    """What training knows about the classes of B tasks, and what no test task tells.
+
+    Base classes are those of the training split, counted from 0.
+
+    Attributes:
+        labels: Base class behind each label.
+        examples: Further examples of any base classes, labelled by these; None if nobody asked for them.
+    """
+
+    labels: Int[Tensor, "task way"]
+    examples: Batch | None = None
+
+
 @dataclass(frozen=True)
 class Episode:
     """B few-shot tasks: a support set to adapt on and a query set to be judged on.
@@ -45,6 +59,7 @@ class Episode:
         task: Which recurring task of a stream it is, -1 for a task that never comes back
             (`torchemo.data.streams`).
         visit: How often that task was there before.
+        base: Base classes behind the labels, in training tasks alone. Losses may read them, `fit` cannot.
 
     Example:
         >>> x, y = torch.rand(2, 5, 3, 32, 32), torch.arange(5).repeat(2, 1)  # two 5-way 1-shot tasks
@@ -59,6 +74,7 @@ class Episode:
     classes: Int[Tensor, "task way"] | None = None
     task: Int[Tensor, " task"] | None = None
     visit: Int[Tensor, " task"] | None = None
+    base: BaseClasses | None = None
 
 
 class Recall(NamedTuple):
@@ -76,6 +92,10 @@ class Recall(NamedTuple):
         slot_keys: Keys of all filled slots as a leaf that collects their gradient; all tasks share it.
         notes: What else is remembered with the slots (domain, prototypes), ``{name: [B, m, ...]}``.
         own_notes: The same of the tasks at hand, to be remembered with them, ``{name: [B, ...]}``.
+        near: Slots close enough to be used (``Retrieval(max_distance=...)``); the others hold zeros of weight
+            zero. None: all of them.
+        host_slots: ``slots`` of a device on the host, where controllers are; fetched once.
+        host_active: ``active`` of a device on the host, where it is known there.
 
     Example:
         >>> from torchemo import for_module
@@ -95,6 +115,17 @@ class Recall(NamedTuple):
     slot_keys: Float[Tensor, "slot dim"] | None = None
     notes: Params | None = None
     own_notes: Params | None = None
+    near: Bool[Tensor, "task m"] | None = None
+    host_slots: Int[Tensor, "task m"] | None = None
+    host_active: Bool[Tensor, " task"] | None = None
+
+    def on_host(self) -> tuple[Int[Tensor, "task m"], Bool[Tensor, " task"]]:
+        """Return slots and active tasks on the host."""
+        if self.slots.is_cpu:
+            return self.slots, self.active
+        slots = self.slots if self.host_slots is None else self.host_slots
+        active = self.active if self.host_active is None else self.host_active
+        return slots.cpu(), active.cpu()
 
     @property
     def m(self) -> int:
@@ -192,6 +223,7 @@ class TaskShape:
         n_out: Classes of a task, or dimension of a regression target.
         n_shot: Support examples per class, or in all for regression.
         n_query: Queries per class, or in all for regression.
+        base_classes: Classes of the training split, with their turned copies; 0 if there are none.
 
     Example:
         >>> TaskShape("classification", x=(3, 32, 32), n_out=5, n_shot=1).support
@@ -203,6 +235,7 @@ class TaskShape:
     n_out: int
     n_shot: int = 1
     n_query: int = 15
+    base_classes: int = 0
 
     @property
     def support(self) -> int:

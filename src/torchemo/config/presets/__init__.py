@@ -2,7 +2,8 @@
 
 A preset is the sum of three small TOML files beside this module: one of the learner, one of the memory and
 one of the kind of tasks. Later files win. A table ``[when.CONDITION]`` applies last and only where the
-condition holds: ``regression``, ``pretrained``, ``5-shot``, or the name of a learner. ``[inner]`` holds
+condition holds: ``regression``, ``pretrained`` (with a memory also ``pretrained-MEMORY``), ``5-shot``, or
+the name of a learner. ``[inner]`` holds
 options of the inner loop: those of the learner, or of the learner underneath (BMG). ``<learner>-published``
 has the published sizes, for images of 84 x 84.
 
@@ -84,7 +85,7 @@ def preset(
     holding = {
         learner,
         *(["regression"] if regression else []),
-        *(["pretrained"] if pretrained else []),
+        *(["pretrained", f"pretrained-{memory}"] if pretrained else []),
         *(["5-shot"] if n_shot >= 5 else []),
     }
     place = None if not layers[0].get("inner_loop", True) else _inner_place(learner)
