@@ -104,7 +104,7 @@ def test_the_support_set_does_not_depend_on_the_number_of_queries():
     assert torch.equal(few.support_y, many.support_y)
 
 
-def test_domains_classes_labels_places_and_pictures_are_drawn_uniformly():
+def test_domains_classes_labels_places_and_images_are_drawn_uniformly():
     index = merge([make_index([4] * 6, domain="a"), make_index([4] * 3, domain="b")])
     ids = draw(index, EpisodeSpec(2, 1, 1), count=3000)
     assert abs((ids.domain == 0).float().mean() - 1 / 2) < 0.03

@@ -1,6 +1,7 @@
 """load: one door for every form, the same images behind each."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,8 +77,13 @@ def test_a_bad_picture_stops_by_name_unless_bad_ones_may_be_skipped(tree):
     root = tree(TREE | {"tit/9.png": b"no image", "moa/1.png": b""})
     with pytest.raises(DataError, match=r"moa.1\.png: is empty|9\.png: is no readable"):
         load(root)
-    index = load(root, skip_bad=True)
+    bad = []
+    index = load(root, on_bad=bad.append)
     assert len(index) == 12
+    assert sorted((Path(one.name).name, one.reason.split(".")[0]) for one in bad) == [
+        ("1.png", "is empty"),
+        ("9.png", "is no readable PNG/JPEG/WEBP/BMP/GIF/TIFF image"),
+    ]
     assert index.counts[index.class_names.index("moa")] == 0
 
 

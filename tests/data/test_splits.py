@@ -154,3 +154,28 @@ def test_a_damaged_split_file_is_refused_by_name(tmp_path, content):
 def test_impossible_proportions_are_refused(parts):
     with pytest.raises(ConfigError, match="positive"):
         Proportions(*parts)
+
+
+def test_drawn_splits_depend_on_class_names_alone_unless_an_earlier_run_asks_for_the_set():
+    names = [f"c{i}" for i in range(40)]
+    here, there = (classes(*names, domain=domain) for domain in ("mine", "mine (copy)"))
+    assert splits_of(assign(here, None)) == splits_of(assign(there, None))
+    assert splits_of(assign(here, None, by_set=True)) == proportional(
+        names, Proportions(), domain="mine"
+    )
+    assert splits_of(assign(here, None, by_set=True)) != splits_of(assign(there, None, by_set=True))
+
+
+def test_groups_of_classes_are_split_as_a_whole(tmp_path):
+    file = tmp_path / "splits.json"
+    family = {"wren": "small", "robin": "small", "heron": "large", "crane": "large", "owl": "night"}
+    listed = {"train": ["family:small", "owl"], "test": ["family:large"], "family": family}
+    file.write_text(json.dumps(listed))
+    found = read_split_file(SplitFile(file), data_name="birds")
+    assert splits_of(assign(classes(*family), found)) == {
+        "wren": "train", "robin": "train", "owl": "train", "heron": "test", "crane": "test",
+    }  # fmt: skip
+    file.write_text(json.dumps({**listed, "test": ["family:huge"]}))
+    found = read_split_file(SplitFile(file), data_name="birds")
+    with pytest.raises(DataError, match="family:huge"):
+        assign(classes(*family), found)

@@ -1,6 +1,5 @@
 """Look an image set over before it is used: every trouble at once, by name."""
 
-import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import NamedTuple, final
 import numpy as np
 
 from torchemo.core.errors import DataError
+from torchemo.data.duplicates import copies, digest
 from torchemo.data.episodes import EpisodeSpec, check_fits
 from torchemo.data.formats.images import PictureForm
-from torchemo.data.index import ClassIndex, DomainSummary
-from torchemo.data.listing import Listing, Progress, decode_all
+from torchemo.data.index import SPLITS, ClassIndex, DomainSummary
+from torchemo.data.listing import BadPicture, Listing, Progress, bad_picture, decode_all
 from torchemo.data.load import find
-from torchemo.data.packed import BadPicture
 from torchemo.data.splits import Splits
 
 CHECK_SIZE = 84
@@ -66,19 +65,26 @@ class CheckReport:
     colliding: tuple[tuple[str, ...], ...]
     problems: tuple[str, ...]
 
+    dropped: int = 0
+
+    @property
+    def leaks(self) -> tuple[Duplicate, ...]:
+        """Images in two splits, unless the copies are dropped."""
+        return () if self.dropped else tuple(d for d in self.duplicates if d.across_splits)
+
     @property
     def ok(self) -> bool:
-        """Whether the set can be used as it is: all readable, tasks fit, no image in two splits."""
-        leaks = any(duplicate.across_splits for duplicate in self.duplicates)
-        return not (self.bad or self.problems or leaks)
+        """Whether `train` takes the set: tasks fit in every split, no image in two; bad ones are left out."""
+        return not (self.problems or self.leaks)
 
 
 class _Survey(NamedTuple):
-    """Class of each good image, bad images, and images seen before."""
+    """Each good image with its digest and class, and the bad images."""
 
+    names: list[str]
+    digests: list[bytes]
     label: list[int]
     bad: list[BadPicture]
-    duplicates: list[Duplicate]
 
 
 def check(
@@ -88,37 +94,43 @@ def check(
     splits: Splits | None = None,
     domain: str | None = None,
     image_size: int | None = None,
+    drop_duplicates: bool = False,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Decode every image of an image set and report what is wrong with it."""
+    """Decode every image of an image set and report what is wrong with it, by the rules of `train`."""
     listing = find(path, splits=splits, domain=domain)
     size = image_size or listing.image_size or CHECK_SIZE
     survey = _survey(listing, PictureForm(size, size), progress)
-    index = _without_pixels(listing, survey.label)
+    held = [str(listing.classes[c].split) for c in survey.label]
+    same = copies(survey.digests, held)
+    dropped = {place for one in same for place in one.places[1:]} if drop_duplicates else set()
+    label = [c for place, c in enumerate(survey.label) if place not in dropped]
+    index = _without_pixels(listing, label)
     return CheckReport(
         listing.layout,
         index.summary() if index else (),
         tuple(survey.bad),
         _small(index, spec) if index else (),
-        tuple(survey.duplicates),
+        tuple(
+            Duplicate(survey.names[first], survey.names[other], held[first], held[other])
+            for first, *others in (one.places for one in same)
+            for other in others
+        ),
         _colliding(listing),
         _problems(index, spec) if index else ("no image can be read.",),
+        len(dropped),
     )
 
 
 def _survey(listing: Listing, form: PictureForm, progress: Progress | None) -> _Survey:
-    survey = _Survey([], [], [])
-    seen: dict[bytes, tuple[str, str]] = {}
+    survey = _Survey([], [], [], [])
     for number, picture, pixels in decode_all(listing, form, progress=progress):
         if isinstance(pixels, DataError):
-            survey.bad.append(BadPicture(picture.name, pixels.message))
+            survey.bad.append(bad_picture(picture, pixels))
             continue
+        survey.names.append(picture.name)
+        survey.digests.append(digest(pixels))
         survey.label.append(number)
-        split = str(listing.classes[number].split)
-        digest = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
-        first, first_split = seen.setdefault(digest, (picture.name, split))
-        if first != picture.name:
-            survey.duplicates.append(Duplicate(first, picture.name, first_split, split))
     return survey
 
 
@@ -153,7 +165,8 @@ def _colliding(listing: Listing) -> tuple[tuple[str, ...], ...]:
 def _problems(index: ClassIndex, spec: EpisodeSpec) -> tuple[str, ...]:
     found = []
     held = dict.fromkeys(zip(index.class_domain, index.class_split, strict=True))
-    for domain, split in held:
+    absent = [split for split in SPLITS if split not in index.class_split]
+    for domain, split in (*held, *((None, split) for split in absent)):
         try:
             check_fits(index, spec, split=split, domain=domain)
         except DataError as error:

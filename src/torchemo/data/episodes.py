@@ -153,7 +153,7 @@ def check_fits(
         where = "" if domain is None else f" of domain {domain!r}"
         raise DataError(
             f"no class{where} has split {split!r}.",
-            hint="Choose other splits, or load data that has such classes.",
+            hint="Move some class folders there, or draw splits of all classes: --splits 64:16:20.",
         )
     for pool in pools:
         _check_pool(index, spec, pool, split=split)
@@ -175,7 +175,8 @@ def _check_pool(
         raise DataError(
             f"domain {index.class_domain[pool[0]]!r} has {len(pool)} classes in split {split!r};"
             f" {spec.n_way}-way needs {spec.n_way}.",
-            hint="Lower n_way (data.n_way of a run), or give the split more classes.",
+            hint=f"Lower --way (data.n_way), or give more classes: {spec.n_way}-way takes about"
+            f" {6 * spec.n_way}, or a file of splits (docs/data.md).",
         )
     smallest = pool[index.counts[pool].argmin()]
     if index.counts[smallest] < spec.images_per_class:
@@ -240,12 +241,16 @@ def _choose(
 
 
 def _pictures(index: ClassIndex, ids: EpisodeIds, images: Tensor, y: Tensor) -> Tensor:
-    pixels = index.images[images.numpy()]
+    return images_of(index, images, turns=ids.turns.gather(1, y))
+
+
+def images_of(index: ClassIndex, ids: Tensor, *, turns: Tensor) -> Tensor:
+    """Fetch images by id, each turned by its own number of quarters; or features, which are not turned."""
+    pixels = index.images[ids.numpy()]
     if index.holds_features:
         return torch.from_numpy(pixels).to(torch.float32)
-    turns = ids.turns.gather(1, y).numpy()
     for quarter in range(1, 4):
-        rows = turns == quarter
+        rows = turns.numpy() == quarter
         if rows.any():
             pixels[rows] = np.rot90(pixels[rows], quarter, axes=(-2, -1))
     return to_unit(pixels)

@@ -5,11 +5,11 @@ until it is complete, so that an interrupted computation continues where it was 
 """
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,18 +20,19 @@ from jaxtyping import Float32, UInt8
 from numpy.typing import NDArray
 
 from torchemo.core.errors import DataError, ResourceError
+from torchemo.core.locks import locked
 from torchemo.data.formats.images import PictureForm
 from torchemo.data.index import ClassIndex
-from torchemo.data.listing import Listing, Picture, Progress, decode_all
+from torchemo.data.listing import BadPicture, Listing, Picture, Progress, bad_picture, decode_all
 from torchemo.data.load import with_listed_splits
 from torchemo.data.packed import (
     FEATURES,
     VERSION,
-    BadPicture,
     PackReport,
     check_place,
     header,
     open_packed,
+    skipped_in,
     sync,
     sync_folder,
     write_index,
@@ -89,12 +90,18 @@ def pack_features(
 
 
 def cached_features(
-    listing: Listing, network: FeatureNetwork, folder: Path, *, progress: Progress | None = None
+    listing: Listing,
+    network: FeatureNetwork,
+    folder: Path,
+    *,
+    on_bad: Callable[[BadPicture], None] | None = None,
+    progress: Progress | None = None,
 ) -> ClassIndex:
     """Open the features of listed images in a cache folder; compute them if they are not there.
 
     They are found again by the contents of the images and by the network, so that files that move or get
-    other splits keep their features.
+    other splits keep their features. ``on_bad`` is called for every image that cannot be read; without
+    it the first one is refused.
     """
     data = digest_of(listing)
     plain = json.dumps([network.described(), data], sort_keys=True)
@@ -107,14 +114,19 @@ def cached_features(
                 f"{folder}: cannot be made, to hold features ({error.strerror}).",
                 hint="Set TORCHEMO_CACHE to a folder that can be written.",
             ) from error
-        _packed(listing, out, network, data, False, progress)
+        _packed(listing, out, network, data, on_bad is not None, progress)
+    for bad in skipped_in(out):
+        if on_bad is None:
+            raise DataError(f"{bad.name}: {bad.reason}")
+        on_bad(bad)
     return with_listed_splits(open_packed(out), listing)
 
 
 def cache_folder() -> Path:
     """Return where features are kept: TORCHEMO_CACHE, or the user's cache folder."""
     given = os.environ.get("TORCHEMO_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchemo"
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    base = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "torchemo"
     return (Path(given) if given else base) / "features"
 
 
@@ -170,14 +182,15 @@ def _partial(out: Path) -> Iterator[Path | None]:
     """Give the folder of what has been computed; None if another process has just completed it."""
     check_place(out, 0)
     folder = out.parent / f".partial-{out.name}"
-    with writing(out):
+    claim = folder.with_name(f"{folder.name}.lock")
+    with writing(out), locked(claim, wait=True):  # waits for whoever computes the same
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "a link is in the way", str(folder))
         folder.mkdir(exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # waits for whoever computes the same
-            yield None if out.exists() else folder
-        finally:
-            os.close(handle)
+        yield None if out.exists() else folder
+    if out.exists():
+        with contextlib.suppress(OSError):  # Windows keeps it while another one waits for it
+            claim.unlink()
 
 
 def _compute(
@@ -191,7 +204,7 @@ def _compute(
         if not isinstance(pixels, DataError):
             images.append((number, pixels))
         elif rows.skip_bad:
-            rows.skipped.append(BadPicture(picture.name, pixels.message))
+            rows.skipped.append(bad_picture(picture, pixels))
         else:
             raise pixels
         if images and (len(images) == AT_ONCE or seen == total):
@@ -217,7 +230,7 @@ def _after(listing: Listing, seen: int) -> Listing:
 
 
 class _Rows:
-    """Rows on disk that grow, and a note how far they are to be trusted."""
+    """Rows on disk that grow, and a note how far they are complete."""
 
     def __init__(self, file: Path, note: Path, key: dict[str, Any], listing: Listing) -> None:
         self.file, self.note, self.key = file, note, key

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -270,13 +271,19 @@ def _check_classes(names: Sequence[str], splits: Sequence[str], domains: Sequenc
                 f"class {name!r} has split {split!r}.",
                 hint=f"A split is one of {', '.join(SPLITS)}.",
             )
-    (pair, times), *_ = Counter(zip(domains, names, strict=True)).most_common(1) or [(("", ""), 0)]
+    # Names that look the same, but are composed of other characters, are one name.
+    pairs = [(_composed(d), _composed(n)) for d, n in zip(domains, names, strict=True)]
+    (pair, times), *_ = Counter(pairs).most_common(1) or [(("", ""), 0)]
     if times > 1:
-        held = [s for d, n, s in zip(domains, names, splits, strict=True) if (d, n) == pair]
+        held = [split for known, split in zip(pairs, splits, strict=True) if known == pair]
         raise DataError(
             f"class {pair[1]!r} of domain {pair[0]!r} appears {times} times, in splits {held}.",
             hint="A class belongs to one split: join its images, or rename one of the two.",
         )
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def _check_labels(label: NDArray[Any], n_classes: int) -> None:

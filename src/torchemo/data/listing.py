@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from torchemo.core.errors import DataError
 from torchemo.core.workers import usable_cores
-from torchemo.data.formats.images import Box, PictureForm, PictureKind, Resample, decode, inspect
+from torchemo.data.formats.images import (
+    FORMATS,
+    Box,
+    PictureForm,
+    PictureKind,
+    Resample,
+    decode,
+    inspect,
+)
 from torchemo.data.index import ClassIndex
 
 SPLIT_FOLDERS = {
@@ -30,7 +38,7 @@ PICTURE_SUFFIXES = frozenset(
         *(".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm"),
     )
 )
-"""Names that promise an image; the ones we cannot read are listed too, to be refused by name."""
+"""Names that promise an image; the ones we cannot read are listed too, to be named with the reason."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (images done, images in all)."""
@@ -51,6 +59,13 @@ class Picture(NamedTuple):
     name: str
     read: Callable[[], bytes | NDArray[Any]]
     box: Box | None = None
+
+
+class BadPicture(NamedTuple):
+    """An image that cannot be used, and why."""
+
+    name: str
+    reason: str
 
 
 class ListedClass(NamedTuple):
@@ -168,6 +183,32 @@ def decode_all(
                 progress(done, total)
 
 
+def decode_some(
+    pictures: Sequence[Picture], form: PictureForm, *, strict: bool = False
+) -> tuple[list[tuple[Picture, NDArray[Any]]], tuple[BadPicture, ...]]:
+    """Decode images that belong to no set; return the good ones with their pixels, and the bad ones.
+
+    Raises:
+        DataError: An image is bad, and ``strict`` asks for all of them.
+    """
+    listing = Listing((ListedClass("", pictures, None, ""),), "images")
+    good, bad = [], []
+    for _, picture, pixels in decode_all(listing, form):
+        if not isinstance(pixels, DataError):
+            good.append((picture, pixels))
+        elif strict:
+            raise pixels
+        else:
+            bad.append(bad_picture(picture, pixels))
+    return good, tuple(bad)
+
+
+def bad_picture(picture: Picture, error: DataError) -> BadPicture:
+    """Name an image and what is wrong with it; a hint that helps to read it is part of the reason."""
+    reason = error.message.removeprefix(f"{picture.name}: ")
+    return BadPicture(picture.name, f"{reason} {error.hint}" if error.hint else reason)
+
+
 def arrange(
     pictures: Iterable[tuple[tuple[str, ...], Picture]],
     *,
@@ -235,7 +276,7 @@ def _common_depth(held: dict[tuple[str, ...], list[Picture]], *, where: str) -> 
     if not held:
         raise DataError(
             f"{where}: there are no images in it.",
-            hint="Expected one folder per class, with PNG, JPEG, WEBP or BMP images.",
+            hint=f"Expected one folder per class, with images ({', '.join(FORMATS)} or HEIC).",
         )
     by_depth = {len(folders): pictures[0].name for folders, pictures in held.items()}
     if 0 in by_depth:

@@ -1,7 +1,7 @@
 """One door for every form of image data: recognise it, list it, read it."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,25 @@ from torchemo.data.formats.images import Resample
 from torchemo.data.formats.npz import list_npz
 from torchemo.data.index import ClassIndex
 from torchemo.data.layouts import recognise
-from torchemo.data.listing import Listing, Progress, arrange, decode_all, form_for, listing_of
+from torchemo.data.listing import (
+    BadPicture,
+    Listing,
+    Progress,
+    arrange,
+    bad_picture,
+    decode_all,
+    form_for,
+    listing_of,
+)
 from torchemo.data.packed import is_packed, open_packed
-from torchemo.data.splits import SplitFile, Splits, assign, read_split_file, schemes_for
+from torchemo.data.splits import (
+    Proportions,
+    SplitFile,
+    Splits,
+    assign,
+    read_split_file,
+    schemes_for,
+)
 
 
 def load(
@@ -28,7 +44,8 @@ def load(
     domain: str | None = None,
     boxes: bool = True,
     resample: Resample = "lanczos",
-    skip_bad: bool = False,
+    by_set: bool = False,
+    on_bad: Callable[[BadPicture], None] | None = None,
     progress: Progress | None = None,
 ) -> ClassIndex:
     """Read an image set into memory, whatever its form.
@@ -42,22 +59,22 @@ def load(
         domain: Name of the domain; by default that of the file or folder.
         boxes: Cut images to the bounding boxes that come with them (CUB, FGVC-Aircraft).
         resample: How images are resized.
-        skip_bad: Leave out images that cannot be read, instead of stopping at the first.
+        by_set: As in `find`.
+        on_bad: Called for every image that cannot be read, which is then left out; None stops at the first.
         progress: Called with (images done, images in all).
 
     Raises:
         DataError: Something cannot be read, by name and with the reason.
     """
     form = {"image_size": image_size, "channels": channels}
-    # Only a packed set that is wanted as it is can stay on disk; anything else is read into memory.
-    if is_packed(Path(path)):
+    if is_packed(Path(path)):  # it stays on disk if it is wanted as it is
         index = open_packed(Path(path))
         if index.holds_features:  # of any size and colour: a network has seen the images
             return with_listed_splits(index, find(path, splits=splits, domain=domain))
         if splits is None and domain is None and _has_form(index, **form):
             return index
-    listing = find(path, splits=splits, domain=domain, boxes=boxes)
-    return read(listing, **form, resample=resample, skip_bad=skip_bad, progress=progress)
+    listing = find(path, splits=splits, domain=domain, boxes=boxes, by_set=by_set)
+    return read(listing, **form, resample=resample, on_bad=on_bad, progress=progress)
 
 
 def find(
@@ -66,19 +83,21 @@ def find(
     splits: Splits | None = None,
     domain: str | None = None,
     boxes: bool = True,
+    by_set: bool = False,
 ) -> Listing:
     """Recognise what lies at a path and list its classes; no image is decoded.
 
     Splits come from ``splits``; else from a ``splits.json`` beside or inside the data that speaks of it;
     else from the data (folders ``train``, ``val``, ``test``, or a ``class_split``); else the sorted class
-    names are cut 64 : 16 : 20 with seed 0.
+    names are cut 64 : 16 : 20 with seed 0. With ``by_set`` the name of the file or folder enters that
+    draw, as in earlier versions.
     """
     path = _there(path)
     listing = _recognise(path, domain or path.stem)
     chosen = splits if splits is not None else _splits_beside(path)
     if isinstance(chosen, SplitFile):
         chosen = read_split_file(chosen, data_name=path.name)
-    classes = assign(listing.classes, chosen)
+    classes = assign(listing.classes, chosen, by_set=by_set)
     if not boxes:
         classes = tuple(
             c._replace(pictures=[p._replace(box=None) for p in c.pictures]) for c in classes
@@ -88,15 +107,19 @@ def find(
 
 def splits_for(
     paths: Sequence[Path | str], *, file: Path | None = None, scheme: str | None = None
-) -> list[SplitFile | None]:
+) -> list[SplitFile | Proportions | None]:
     """Return which splits each of several image sets takes, None for those it would take anyway.
 
     Args:
         paths: The image sets.
-        file: Where splits are listed; by default the ``splits.json`` inside or beside each set.
+        file: Where splits are listed, or proportions such as ``64:16:20`` to draw them; by default the
+            ``splits.json`` inside or beside each set.
         scheme: Which splits to take where several are listed. One name may serve several sets: those
             that do not list it need no choice, or are refused when they are read.
     """
+    drawn = None if file is None else Proportions.read(str(file))
+    if drawn is not None:
+        return [drawn for _ in paths]
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: there is no such file of splits.", hint="Check --splits.")
     files = [_split_file(_there(path)) if file is None else file for path in paths]
@@ -126,7 +149,7 @@ def read(
     image_size: int | None = None,
     channels: int | None = None,
     resample: Resample = "lanczos",
-    skip_bad: bool = False,
+    on_bad: Callable[[BadPicture], None] | None = None,
     progress: Progress | None = None,
 ) -> ClassIndex:
     """Decode listed images into memory; arguments as in `load`."""
@@ -141,10 +164,11 @@ def read(
             hint="Pack the data once (torchemo data pack) and use the packed set.",
         ) from error
     filled = 0
-    for number, _, pixels in decode_all(listing, form, progress=progress):
+    for number, picture, pixels in decode_all(listing, form, progress=progress):
         if isinstance(pixels, DataError):
-            if not skip_bad:
+            if on_bad is None:
                 raise pixels
+            on_bad(bad_picture(picture, pixels))
             continue
         images[filled], label[filled] = pixels, number
         filled += 1

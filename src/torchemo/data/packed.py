@@ -7,7 +7,6 @@ A set of features (`torchemo.data.features`) has ``features.npy`` (float32 ``[n,
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -22,9 +21,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchemo.core.errors import DataError, ResourceError
+from torchemo.core.locks import locked
 from torchemo.data.formats.images import PictureForm, Resample
 from torchemo.data.index import ClassIndex
-from torchemo.data.listing import Listing, Progress, decode_all, form_for
+from torchemo.data.listing import (
+    BadPicture,
+    Listing,
+    Progress,
+    bad_picture,
+    decode_all,
+    form_for,
+)
 
 FORMAT = "torchemo-packed"
 VERSION = 2
@@ -33,13 +40,6 @@ VERSION = 2
 _IMAGES, _INDEX = "images.npy", "index.json"
 FEATURES = "features.npy"
 _MAX_INDEX_BYTES = 1 << 28
-
-
-class BadPicture(NamedTuple):
-    """An image that cannot be used, and why."""
-
-    name: str
-    reason: str
 
 
 class PackReport(NamedTuple):
@@ -61,6 +61,7 @@ class _Index(NamedTuple):
     size: int
     sha256: str
     network: dict[str, Any] | None
+    skipped: tuple[BadPicture, ...]
 
 
 def pack(
@@ -119,6 +120,11 @@ def made_by(path: Path | str) -> dict[str, Any] | None:
     return _read_index(Path(path)).network
 
 
+def skipped_in(path: Path | str) -> tuple[BadPicture, ...]:
+    """Return the images that were left out when a set was packed."""
+    return _read_index(Path(path)).skipped
+
+
 def open_packed(path: Path | str, *, verify: bool = True) -> ClassIndex:
     """Open a packed set as a memory map."""
     path = Path(path)
@@ -156,20 +162,17 @@ def check_place(out: Path, size: int) -> None:
 def _published(out: Path) -> Iterator[Path]:
     """Give a folder to write into; rename it to its final name when all went well."""
     folder = out.parent / f".tmp-{out.name}-{uuid.uuid4().hex[:8]}"
-    claim = None
     try:
-        with writing(out):
+        with writing(out), locked(_lock_of(folder)):
             _sweep(out)
             folder.mkdir()
-            claim = _claim(folder)
             yield folder
             sync_folder(folder)
             folder.rename(out)
             sync_folder(out.parent)
     finally:
-        if claim is not None:
-            os.close(claim)
         shutil.rmtree(folder, ignore_errors=True)
+        _lock_of(folder).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -191,23 +194,18 @@ def _sweep(out: Path) -> None:
     """Delete what a killed process left of the same set; what a living one is writing is claimed."""
     name = re.compile(re.escape(f".tmp-{out.name}-") + "[0-9a-f]{8}")
     for folder in [path for path in out.parent.iterdir() if name.fullmatch(path.name)]:
-        claim = _claim(folder)
-        if claim is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(claim)
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        with locked(_lock_of(folder)) as mine:
+            if mine:
+                shutil.rmtree(folder, ignore_errors=True)
+        if mine:
+            _lock_of(folder).unlink(missing_ok=True)
 
 
-def _claim(folder: Path) -> int | None:
-    """Lock a folder until the handle is closed or the process ends; None where that cannot be had."""
-    handle = None
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if handle is not None:
-            os.close(handle)
-        return None
-    return handle
+def _lock_of(folder: Path) -> Path:
+    """Return the lock that whoever writes an unfinished folder holds."""
+    return folder.with_name(f"{folder.name}.lock")
 
 
 def _write_images(
@@ -221,7 +219,7 @@ def _write_images(
             if isinstance(pixels, DataError):
                 if not skip_bad:
                     raise pixels
-                skipped.append(BadPicture(picture.name, pixels.message))
+                skipped.append(bad_picture(picture, pixels))
                 continue
             stream.write(pixels.data)
             counts[number] += 1
@@ -272,7 +270,7 @@ def _read_index(path: Path) -> _Index:
     try:
         if file.stat().st_size > _MAX_INDEX_BYTES:
             raise DataError(f"{file}: is too large to be the index of a packed set.")
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read ({error}).") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -290,6 +288,10 @@ def _read_index(path: Path) -> _Index:
     return _parse(content, file)
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
 def _parse(content: dict[str, Any], file: Path) -> _Index:
     """Take what is needed from an index that may have been made by hand."""
     try:
@@ -305,8 +307,9 @@ def _parse(content: dict[str, Any], file: Path) -> _Index:
             int(stored["bytes"]),
             str(stored["sha256"]),
             content.get("network"),
+            tuple(BadPicture(str(b["name"]), str(b["reason"])) for b in content.get("skipped", ())),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(f"{file}: its entry {error} is missing or garbled.") from error
     if min(index.counts, default=-1) < 0 or (sum(index.counts),) != index.shape[:1]:
         raise DataError(f"{file}: its classes do not add up to its images.")
@@ -342,6 +345,8 @@ def sync(stream: Any) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk."""
+    if os.name == "nt":  # Windows opens no folders
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

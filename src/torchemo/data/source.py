@@ -1,26 +1,35 @@
 """Where tasks come from: embedded images, embedded regression, or image sets on disk."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast, final, runtime_checkable
+from typing import Protocol, TypeAlias, cast, final, runtime_checkable
 
-from torchemo.config.run import DataConfig
+import torch
+
+from torchemo.config.run import AugmentSpec, DataConfig
 from torchemo.core.errors import ConfigError, DataError
-from torchemo.core.types import Episode, TaskShape
-from torchemo.data.episodes import EpisodeSpec, check_fits, sample_episodes
+from torchemo.core.rng import generator_for
+from torchemo.core.types import Batch, Episode, TaskShape
+from torchemo.data.augment import augmented
+from torchemo.data.dense import base_classes, base_count, sample_batches
+from torchemo.data.duplicates import refuse_leaks
+from torchemo.data.episodes import EpisodeSpec, check_fits, gather, sample_ids
 from torchemo.data.features import FeatureNetwork, cache_folder, cached_features
 from torchemo.data.index import SPLITS, ClassIndex, merge
-from torchemo.data.listing import Progress, listing_of
+from torchemo.data.listing import BadPicture, Progress, listing_of
 from torchemo.data.load import find, load, splits_for
 from torchemo.data.packed import is_packed, made_by
-from torchemo.data.splits import SplitFile
+from torchemo.data.splits import Proportions, SplitFile
 from torchemo.data.streams import ClassVisits, FunctionVisits, StreamTasks
 from torchemo.data.synthetic.pictures import procedural
 from torchemo.data.synthetic.regression import FAMILIES, Group, RegressionSpec, sample_regression
 
 PROCEDURAL = "procedural"
 REGRESSION = "regression:"
+PLAIN = AugmentSpec()
+
+OnBad: TypeAlias = Callable[[BadPicture], None] | None
 
 
 @runtime_checkable
@@ -49,6 +58,15 @@ class TaskSource(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchSource(Protocol):
+    """A source of images of base classes; batch i under a seed never changes."""
+
+    def batches(self, *, seed: int, start: int, count: int, size: int) -> Batch:
+        """Return batches ``start .. start + count - 1`` of ``size`` training images."""
+        ...
+
+
 @final
 @dataclass(frozen=True)
 class PictureTasks:
@@ -56,6 +74,14 @@ class PictureTasks:
 
     index: ClassIndex
     spec: EpisodeSpec
+    left_out: tuple[BadPicture, ...] = ()
+    """Images that cannot be read, with the reason."""
+    dropped: int = 0
+    """Copies of other images that were dropped."""
+    augment: AugmentSpec = PLAIN
+    """What is done to images of training tasks."""
+    training: EpisodeSpec | None = None
+    """What training tasks look like, if not like the others."""
 
     @property
     def shape(self) -> TaskShape:
@@ -67,12 +93,19 @@ class PictureTasks:
             spec.n_way,
             n_shot=spec.n_shot,
             n_query=spec.n_query,
+            base_classes=base_count(self.index, rotations=spec.rotations),
         )
 
     @property
     def domains(self) -> tuple[str, ...]:
         """Names of the image sets."""
         return self.index.domains
+
+    @property
+    def class_names(self) -> dict[str, list[str]]:
+        """Names of the classes of each split."""
+        names = self.index.class_names
+        return {split: [names[c] for c in self.index.classes(split=split)] for split in SPLITS}
 
     @property
     def fingerprint(self) -> str:
@@ -87,10 +120,37 @@ class PictureTasks:
     def sample(
         self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
     ) -> Episode:
-        """Draw tasks; turned classes are for training only."""
-        turned = self.spec.rotations and split == "train"
-        spec = replace(self.spec, rotations=turned, n_query=n_query or self.spec.n_query)
-        return sample_episodes(self.index, spec, seed=seed, split=split, start=start, count=count)
+        """Draw tasks; turned classes, changed images and base classes are for training only."""
+        train = split == "train"
+        spec = self.training or self.spec if train else self.spec
+        turned = self.spec.rotations and train
+        spec = replace(spec, rotations=turned, n_query=n_query or spec.n_query)
+        ids = sample_ids(self.index, spec, seed=seed, split=split, start=start, count=count)
+        episode = gather(self.index, ids)
+        if not train:
+            # No such task may know its classes: a learner that read them would know the answers.
+            return episode
+        numbers = range(start, start + count)
+        support = self._changed(episode.support, (seed, "augment", "support"), numbers)
+        query = self._changed(episode.query, (seed, "augment", "query"), numbers)
+        return replace(episode, support=support, query=query, base=base_classes(self.index, ids))
+
+    def batches(self, *, seed: int, start: int, count: int, size: int) -> Batch:
+        """Draw batches of training images, labelled by base class."""
+        which = {"seed": seed, "start": start, "count": count, "size": size}
+        drawn = sample_batches(self.index, rotations=self.spec.rotations, **which)
+        numbers = range(start, start + count)
+        return self._changed(drawn, (seed, "augment", "batch"), numbers)
+
+    def _changed(self, batch: Batch, path: tuple[int, str, str], numbers: range) -> Batch:
+        """Augment the images of tasks or batches with these numbers, each by a generator of its own."""
+        if self.augment == PLAIN:
+            return batch
+        each = (
+            augmented(x, self.augment, generator=generator_for(*path, number))
+            for x, number in zip(batch.x, numbers, strict=True)
+        )
+        return Batch(torch.stack(list(each)), batch.y)
 
 
 @final
@@ -135,6 +195,7 @@ def open_source(
     config: DataConfig,
     *,
     needed: Sequence[str] = SPLITS,
+    strict: bool = False,
     network: FeatureNetwork | None = None,
     progress: Progress | None = None,
 ) -> TaskSource:
@@ -143,11 +204,15 @@ def open_source(
     Args:
         config: Which tasks.
         needed: Splits that tasks will be drawn from; training needs all three.
+        strict: Refuse a set with images that cannot be read, instead of leaving them out.
         network: A frozen network: tasks are then made of its features, computed once and kept in
             `cache_folder`.
         progress: Called with (images done, images in all) while features are computed.
+
+    Raises:
+        DataError: A set cannot be used, a class is too small, or an image is in two splits; names it.
     """
-    source = _open(config, needed, network, progress)
+    source = _open(config, needed, strict, network, progress)
     return StreamTasks(source, config.stream) if config.stream.pool else source
 
 
@@ -159,17 +224,58 @@ def open_stream(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> Stream
 def _open(
     config: DataConfig,
     needed: Sequence[str],
+    strict: bool = False,
     network: FeatureNetwork | None = None,
     progress: Progress | None = None,
 ) -> PictureTasks | RegressionTasks:
     if any(name.startswith(REGRESSION) for name in config.source):
         return _regression(config)
     spec = EpisodeSpec(config.n_way, config.n_shot, config.n_query, config.rotations)
-    found = _pictures(config) if network is None else _features(config, network, progress)
-    tasks = PictureTasks(found, spec)
+    bad: list[BadPicture] = []
+    on_bad = None if strict else bad.append
+    index = (
+        _pictures(config, on_bad)
+        if network is None
+        else _features(config, network, on_bad, progress)
+    )
+    dropped = 0
+    if not embedded(config.source) and (config.version > 1 or config.drop_duplicates):
+        index, dropped = refuse_leaks(index, drop=config.drop_duplicates)
+    training = _training(config, spec)
+    tasks = PictureTasks(index, spec, tuple(bad), dropped, config.augment, training)
+    _check_changes(config, tasks)
     for split in needed:
-        check_fits(tasks.index, spec, split=split)
+        own = training if training is not None and split == "train" else spec
+        check_fits(tasks.index, own, split=split)
     return tasks
+
+
+def _training(config: DataConfig, spec: EpisodeSpec) -> EpisodeSpec | None:
+    """Return what training tasks look like; None if like the others."""
+    if config.train_way is None and config.train_shot is None:
+        return None
+    way, shot = config.train_way or spec.n_way, config.train_shot or spec.n_shot
+    return replace(spec, n_way=way, n_shot=shot)
+
+
+def _check_changes(config: DataConfig, tasks: PictureTasks) -> None:
+    """Refuse options of training images and tasks where nothing would follow them."""
+    if config.augment != PLAIN and tasks.index.holds_features:
+        raise ConfigError(
+            "data.augment changes images, and these are features of a pretrained network.",
+            hint="Leave data.augment at its defaults.",
+        )
+    own = config.augment != PLAIN or tasks.training is not None
+    if own and config.stream.pool:
+        raise ConfigError(
+            "tasks that come back have the images and sizes of data.stream alone.",
+            hint="Leave data.augment, data.train_way and data.train_shot at their defaults.",
+        )
+
+
+def embedded(source: Sequence[str]) -> bool:
+    """Return whether tasks come with the package: none of its images lies on disk."""
+    return all(name == PROCEDURAL or name.startswith(REGRESSION) for name in source)
 
 
 def _regression(config: DataConfig) -> RegressionTasks:
@@ -183,7 +289,7 @@ def _regression(config: DataConfig) -> RegressionTasks:
     return RegressionTasks(RegressionSpec(cast(Group, group), n_shot, config.n_query))
 
 
-def _pictures(config: DataConfig) -> ClassIndex:
+def _pictures(config: DataConfig, on_bad: OnBad) -> ClassIndex:
     if config.source == (PROCEDURAL,):
         return procedural(
             image_size=config.image_size, classes_per_family=config.classes_per_family
@@ -191,13 +297,22 @@ def _pictures(config: DataConfig) -> ClassIndex:
     if PROCEDURAL in config.source:
         raise ConfigError("data.source: 'procedural' does not go together with image sets.")
     sets = [
-        load(path, image_size=config.image_size, channels=config.channels, splits=splits)
+        load(
+            path,
+            image_size=config.image_size,
+            channels=config.channels,
+            splits=splits,
+            by_set=config.version < 2,
+            on_bad=on_bad,
+        )
         for path, splits in _with_splits(config)
     ]
     return sets[0] if len(sets) == 1 else merge(sets)
 
 
-def _features(config: DataConfig, network: FeatureNetwork, progress: Progress | None) -> ClassIndex:
+def _features(
+    config: DataConfig, network: FeatureNetwork, on_bad: OnBad, progress: Progress | None
+) -> ClassIndex:
     """Open sets of features, and compute those of image sets."""
     if config.source == (PROCEDURAL,):
         images = procedural(
@@ -209,15 +324,18 @@ def _features(config: DataConfig, network: FeatureNetwork, progress: Progress | 
     for path, splits in _with_splits(config):
         made = made_by(path) if is_packed(Path(path)) else None
         if made is None:
-            listing = find(path, splits=splits)
-            sets.append(cached_features(listing, network, cache_folder(), progress=progress))
+            listing = find(path, splits=splits, by_set=config.version < 2)
+            cached = cached_features(
+                listing, network, cache_folder(), on_bad=on_bad, progress=progress
+            )
+            sets.append(cached)
             continue
         _check_maker(path, made, network.described())
         sets.append(load(path, splits=splits))
     return sets[0] if len(sets) == 1 else merge(sets)
 
 
-def _with_splits(config: DataConfig) -> Iterable[tuple[str, SplitFile | None]]:
+def _with_splits(config: DataConfig) -> Iterable[tuple[str, SplitFile | Proportions | None]]:
     file = None if config.splits is None else Path(config.splits)
     splits = splits_for(config.source, file=file, scheme=config.scheme)
     return zip(config.source, splits, strict=True)

@@ -1,9 +1,11 @@
 """Which class belongs to which split: from a file, from the data itself, or drawn with a seed."""
 
 import json
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -15,7 +17,7 @@ from torchemo.data.index import SPLITS
 from torchemo.data.listing import ListedClass
 
 Classes: TypeAlias = Mapping[str, Sequence[str | int]]
-"""Class names, or their positions in the data, by split."""
+"""Class names, patterns of them (``Greek/*``), or their positions in the data, by split."""
 
 
 @final
@@ -30,11 +32,22 @@ class Proportions:
     val: int = 16
     test: int = 20
     seed: int = 0
+    by_set: bool = False
+    """Let the name of the set enter the draw, as earlier versions did; else class names alone decide."""
 
     def __post_init__(self) -> None:
         parts = (self.train, self.val, self.test)
         if min(parts) < 0 or sum(parts) <= 0:
             raise ConfigError(f"proportions of the splits should be positive, got {parts}.")
+
+    @staticmethod
+    def read(text: str) -> "Proportions | None":
+        """Read ``64:16:20``; None if it is no such text."""
+        found = re.fullmatch(r"(\d+):(\d+):(\d+)", text)
+        if found is None:
+            return None
+        train, val, test = map(int, found.groups())
+        return Proportions(train, val, test)
 
 
 @final
@@ -43,7 +56,8 @@ class SplitFile:
     """Read the splits from a JSON file.
 
     The file holds ``{"train": [...], "val": [...], "test": [...]}``, or several such schemes by name,
-    or both once more by the name of the data file or folder.
+    or both once more by the name of the data file or folder. Beside schemes it may sort classes into
+    groups, ``"family": {"wren": "wrens", ...}``; a scheme then names whole groups: ``"family:wrens"``.
     """
 
     path: Path
@@ -56,7 +70,7 @@ Splits: TypeAlias = Proportions | SplitFile | Classes
 def proportional(
     names: Sequence[str], proportions: Proportions, *, domain: str = ""
 ) -> dict[str, str]:
-    """Draw a split for every name; depends on the set of names, the seed and the domain alone."""
+    """Draw a split for every name; depends on the set of names, the seed and ``domain`` alone."""
     parts = torch.tensor(
         [proportions.train, proportions.val, proportions.test], dtype=torch.float64
     )
@@ -94,26 +108,30 @@ def schemes_for(path: Path, *, data_name: str) -> dict[str, Classes]:
         raise DataError(f"{path}: cannot be read as a file of splits ({error}).") from error
     if isinstance(content, dict) and isinstance(content.get(data_name), dict):
         content = content[data_name]
-    if _is_scheme(content):
-        return {"default": content}
     if not isinstance(content, dict):
         return {}
-    return {name: value for name, value in content.items() if _is_scheme(value)}
+    groups = {name: value for name, value in content.items() if _is_grouping(value)}
+    rest = {name: value for name, value in content.items() if name not in groups}
+    schemes = {"default": rest} if _is_scheme(rest) else rest
+    return {n: _expanded(scheme, groups) for n, scheme in schemes.items() if _is_scheme(scheme)}
 
 
 def assign(
-    classes: Sequence[ListedClass], splits: Proportions | Classes | None
+    classes: Sequence[ListedClass],
+    splits: Proportions | Classes | None,
+    *,
+    by_set: bool = False,
 ) -> tuple[ListedClass, ...]:
     """Give every class its split and sort classes by domain and split.
 
     Classes that a list does not name are left out. Without ``splits`` the data's own count; data
-    without any are cut by default `Proportions`.
+    without any are cut by default `Proportions`, ``by_set`` or by class names alone.
     """
     if splits is None and any(c.split is not None for c in classes):
         return _in_order([c for c in classes if c.split is not None])
     merged = _merge_same(classes)
     if splits is None or isinstance(splits, Proportions):
-        return _in_order(_by_proportions(merged, splits or Proportions()))
+        return _in_order(_by_proportions(merged, splits or Proportions(by_set=by_set)))
     return _in_order(_by_list(merged, splits))
 
 
@@ -127,11 +145,36 @@ def _is_scheme(value: Any) -> bool:
     )
 
 
+def _is_grouping(value: Any) -> bool:
+    """Return whether a value sorts classes into groups: class name -> group."""
+    return (
+        isinstance(value, dict) and bool(value) and all(isinstance(v, str) for v in value.values())
+    )
+
+
+def _expanded(scheme: Classes, groups: Mapping[str, Mapping[str, str]]) -> Classes:
+    """Write the classes of a group in place of ``grouping:group``."""
+    members: dict[str, list[str]] = {}
+    for grouping, group_of in groups.items():
+        for name, group in group_of.items():
+            members.setdefault(f"{grouping}:{group}", []).append(name)
+    return {
+        split: [
+            n
+            for name in names
+            for n in (members.get(name, [name]) if isinstance(name, str) else [name])
+        ]
+        for split, names in scheme.items()
+    }
+
+
 def _by_proportions(classes: Sequence[ListedClass], proportions: Proportions) -> list[ListedClass]:
     drawn = {}
     for domain in dict.fromkeys(c.domain for c in classes):
         names = [c.name for c in classes if c.domain == domain]
-        drawn[domain] = proportional(names, proportions, domain=domain)
+        drawn[domain] = proportional(
+            names, proportions, domain=domain if proportions.by_set else ""
+        )
     return [c._replace(split=drawn[c.domain][c.name]) for c in classes]
 
 
@@ -139,24 +182,36 @@ def _by_list(classes: Sequence[ListedClass], listed: Classes) -> list[ListedClas
     split_of: dict[str | int, str] = {}
     for split, names in listed.items():
         for name in names:
-            key = unicodedata.normalize("NFC", name) if isinstance(name, str) else name
-            if split_of.setdefault(key, split) != split:
-                raise DataError(
-                    f"class {name!r} is listed in the splits {split_of[key]!r} and {split!r}.",
-                    hint="A class belongs to one split.",
-                )
+            for key in _named(classes, name):
+                if split_of.setdefault(key, split) != split:
+                    raise DataError(
+                        f"class {key!r} is listed in the splits {split_of[key]!r} and {split!r}.",
+                        hint="A class belongs to one split.",
+                    )
     known = {c.name for c in classes} | set(range(len(classes)))
     missing = [name for name in split_of if name not in known]
     if missing:
         raise DataError(
             f"{len(missing)} listed classes are not in the data, the first is {missing[0]!r}.",
-            hint="Compare the names in the list of splits with those in the data.",
+            hint="Compare the names in the list of splits with those in the data; a group of classes is"
+            " written GROUPING:GROUP, a pattern Greek/*.",
         )
     found = [
         c._replace(split=split_of.get(c.name, split_of.get(place)))
         for place, c in enumerate(classes)
     ]
     return [c for c in found if c.split is not None]
+
+
+def _named(classes: Sequence[ListedClass], name: str | int) -> list[str | int]:
+    """Return the classes that an entry of a list means: one, or all that fit a pattern."""
+    if isinstance(name, int):
+        return [name]
+    key = unicodedata.normalize("NFC", name)
+    names = [c.name for c in classes]
+    if key in names or "*" not in key:
+        return [key]
+    return [n for n in names if fnmatchcase(n, key)] or [key]
 
 
 def _merge_same(classes: Sequence[ListedClass]) -> list[ListedClass]:
@@ -176,7 +231,7 @@ def _in_order(classes: Sequence[ListedClass]) -> tuple[ListedClass, ...]:
             raise DataError(
                 f"class {c.name!r} lies in the splits {owner[c.domain, c.name]!r} and {c.split!r}:"
                 " the data are split by image, few-shot learning needs splits by class.",
-                hint="Give splits of classes (a list or proportions); the images are then joined.",
+                hint="Join them and draw splits of classes (--splits 64:16:20), or list classes in a file.",
             )
         owner[c.domain, c.name] = c.split
     domains = list(dict.fromkeys(c.domain for c in classes))

@@ -24,6 +24,7 @@ from torchemo.config.run import StreamSpec
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Episode, TaskShape
+from torchemo.data.dense import base_classes
 from torchemo.data.episodes import EpisodeIds, EpisodeSpec, class_pools, gather
 from torchemo.data.index import ClassIndex
 from torchemo.data.synthetic.regression import RegressionSpec, sample_visits
@@ -324,7 +325,9 @@ class ClassVisits:
         """Draw query images by task and support images by class, in an order of their own."""
         spec = replace(self.spec, n_query=n_query or self.spec.n_query)
         tasks = [_images(self.index, spec, visit, path=(seed, split)) for visit in visits]
-        return gather(self.index, EpisodeIds(*(torch.stack(c) for c in zip(*tasks, strict=True))))
+        ids = EpisodeIds(*(torch.stack(c) for c in zip(*tasks, strict=True)))
+        base = base_classes(self.index, ids) if split == "train" else None
+        return replace(gather(self.index, ids), base=base)
 
 
 def _images(

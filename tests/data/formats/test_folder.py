@@ -5,6 +5,7 @@ import os
 import pytest
 
 from torchemo.core.errors import DataError
+from torchemo.data.formats import folder
 from torchemo.data.formats.folder import list_folder
 
 
@@ -54,7 +55,24 @@ def test_a_class_folder_may_be_a_link(tree, tmp_path):
 def test_a_circle_of_links_ends(tree):
     root = tree({"wren/a.png": 1})
     (root / "wren" / "again").symlink_to(root, target_is_directory=True)
-    assert len(list_folder(root)[0]) < 10
+    assert len(list_folder(root)[0]) == 1
+
+
+@pytest.mark.timeout(20)
+def test_many_circles_of_links_end_soon(tree):
+    root = tree({"wren/a.png": 1})
+    for i in range(12):
+        (root / f"again{i}").symlink_to(".", target_is_directory=True)
+    assert [folders for folders, _ in list_folder(root)[0]] == [("wren",)]
+
+
+def test_links_that_multiply_folders_are_refused(tree, monkeypatch):
+    root = tree({"wren/a.png": 1})
+    for i in range(12):
+        (root / f"again{i}").symlink_to("wren", target_is_directory=True)
+    monkeypatch.setattr(folder, "MAX_FOLDERS", 10)
+    with pytest.raises(DataError, match="has more than 10 folders in it"):
+        list_folder(root)
 
 
 def test_a_picture_that_is_no_ordinary_file_or_is_gone_is_refused_by_name(tree):

@@ -1,10 +1,12 @@
 """Pickles of others: plain data come through, code never runs."""
 
+import contextlib
 import io
 import os
 import pickle
 import pickletools
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -197,6 +199,8 @@ def test_forged_arrays_are_refused(tmp_path, forged, message):
         (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", "bytes in an unknown form"),
         (b"(lp0\ng0\na.", "contains itself"),
         (b"]" * 40 + b"a" * 39 + b".", "nested too deep"),
+        (b"(lq\x00}q\x01(h\x01K\x01u.", "a dict with a key that is a dict"),
+        (b"]K\x00K\x01s.", "sets an item of something that is no dict"),
         (b"(lr\xff\xff\xff\x7f.", "numbers a note 2147483647"),
     ],
 )
@@ -205,14 +209,76 @@ def test_tricks_are_refused(tmp_path, content, message):
         read_pickle(stored(tmp_path, content))
 
 
-def test_a_structure_that_shares_parts_is_not_multiplied(tmp_path):
+def test_a_structure_may_share_parts(tmp_path):
     data = [1]
-    for _ in range(30):
+    for _ in range(10):
         data = [data, data]
     got = read_pickle(stored(tmp_path, pickle.dumps(data)))
-    for _ in range(30):
+    for _ in range(10):
         assert got[0] is got[1]
         got = got[0]
+
+
+def folded(times, part):
+    """Name one part twice, that again twice, and so on: a few bytes for 2 ** times parts."""
+    for _ in range(times):
+        part = (part, part)
+    return part
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"data": 1, "labels": folded(25, "x")}, "unfolds to"),
+        ({"data": 1, "labels": list(folded(25, 1))}, "unfolds to"),
+        ({"labels": ["x" * 100_000] * 1000}, "unfolds to"),
+        ({"labels": [np.zeros(100_000, np.uint8)] * 10_000}, "unfolds to"),
+        ({folded(25, "x"): 1}, "a dict with a key that is a tuple"),
+        ([{folded(25, "x"): 1, folded(24, "x"): 2}], "a dict with a key that is a tuple"),
+        ({"labels": 1 << 5000}, "a number of 5001 bits"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.timeout(20)
+def test_a_small_file_does_not_unfold_to_a_huge_structure(tmp_path, content, message, protocol):
+    path = stored(tmp_path, pickle.dumps(content, protocol))
+    with pytest.raises(DataError, match=message):
+        read_pickle(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_text_is_not_copied_for_every_use(tmp_path):
+    size = (1 << 20).to_bytes(4, "little")
+    begin = (
+        b"\x80\x02]q\x00c_codecs\nencode\nq\x01X"
+        + size
+        + b"x" * (1 << 20)
+        + b"q\x02U\x06latin1q\x03000"
+    )
+    use = b"h\x01h\x02h\x03\x86Ra"
+    with pytest.raises(DataError, match="unfolds to"):
+        read_pickle(stored(tmp_path, begin + 20_000 * use + b"."))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x00N.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00N.",
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00N.",
+        b"B\xff\xff\xff\x7fN.",
+    ],
+    ids=["frame", "bytes", "bytearray", "short bytes"],
+)
+def test_no_room_is_made_for_bytes_that_the_file_does_not_have(tmp_path, content):
+    path = stored(tmp_path, content)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(DataError):  # a frame that is too long may still hold data
+            assert read_pickle(path) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_refusal_leaves_nothing_changed_behind(tmp_path):

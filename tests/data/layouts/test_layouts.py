@@ -199,6 +199,14 @@ def test_flowers_are_labelled_by_their_matlab_file(tree):
         find(root)
 
 
+@pytest.mark.parametrize("label", [np.nan, np.inf, -1.0, 1.5, 1e300])
+def test_flowers_labels_that_are_no_whole_numbers_are_refused(tree, label):
+    root = tree({f"jpg/image_0000{i}.jpg": i for i in range(1, 3)})
+    scipy.io.savemat(root / "imagelabels.mat", {"labels": np.array([[2, label]])})
+    with pytest.raises(DataError, match=r"imagelabels\.mat: its labels should be whole numbers"):
+        find(root)
+
+
 @pytest.mark.parametrize(
     "files",
     [

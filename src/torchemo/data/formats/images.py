@@ -19,9 +19,13 @@ Resample: TypeAlias = Literal["lanczos", "box"]
 Box: TypeAlias = tuple[int, int, int, int]
 """Left, upper, right, lower: the part of the image to keep, in pixels."""
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-MAX_PIXELS = 50_000_000
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""Formats that Pillow reads by itself; HEIC comes with the extra ``heif``."""
+MAX_PIXELS = 150_000_000
+LARGE = 50_000_000
+"""Images with more pixels are decoded one at a time, small where their format can (JPEG)."""
 MIN_SIDE = 4
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "box": Image.Resampling.BOX}
 
@@ -68,7 +72,7 @@ class PictureForm:
 def decode(
     source: bytes | NDArray[Any], form: PictureForm, *, name: str, box: Box | None = None
 ) -> UInt8[np.ndarray, "c h w"]:
-    """Decode one image in full and bring it into form.
+    """Decode one image and bring it into form; of an animated one or one of several pages, the first.
 
     Returns:
         Pixels uint8 ``[channels, height, width]``.
@@ -76,7 +80,9 @@ def decode(
     if isinstance(source, np.ndarray) and box is None and _in_form(source, form):
         pixels = source
     else:
-        image = _load(source, form.max_pixels, name=name)
+        # A box counts pixels of the full image, and so does a refusal of another size.
+        small = max(form.height, form.width) if form.resize and box is None else None
+        image = _load(source, form.max_pixels, name=name, small=small)
         image = image if box is None else image.crop(_inside(box, image.size, name=name))
         image = _on_white(_resized(image, form, name=name))
         mode = "L" if form.channels == 1 else "RGB"
@@ -93,15 +99,27 @@ def inspect(
     return PictureKind(image.height, image.width, 1 if image.mode == "L" else 3)
 
 
-def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.Image:
-    """Return an image the right way up, in mode L, RGB or RGBA."""
+def _load(
+    source: bytes | NDArray[Any], max_pixels: int, *, name: str, small: int | None = None
+) -> Image.Image:
+    """Return an image the right way up, in mode L, RGB or RGBA.
+
+    Args:
+        source: An encoded image, or pixels.
+        max_pixels: What an image may declare at most.
+        name: How to name it in an error.
+        small: Side to which it will be resized: a large JPEG is then decoded at a fraction of its size.
+    """
     if isinstance(source, np.ndarray):
         return _from_pixels(source, name=name)
+    formats = _formats_for(source, name=name)
     # Size is judged below, by our own cap; damaged metadata beside good pixels is no reason to stop.
     with _quiet():
         try:
-            with Image.open(io.BytesIO(source), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(source), formats=formats) as image:
                 _check_header(image, max_pixels, name=name)
+                if image.width * image.height > LARGE:
+                    return _large(image, small, name=name)
                 image.load()
                 return _plain(_upright(image), name=name)
         except DataError:
@@ -115,8 +133,39 @@ def _load(source: bytes | NDArray[Any], max_pixels: int, *, name: str) -> Image.
             # A decoder fed with hostile bytes may raise anything; whatever it is, this file caused it.
             raise DataError(
                 f"{name}: cannot be decoded ({error or type(error).__name__}).",
-                hint="Replace or remove the file, or leave bad images out (--skip-bad).",
+                hint="Replace or remove the file.",
             ) from error
+
+
+_one_large = threading.Lock()
+"""Held while a large image is decoded: images are decoded in threads, and each takes 4 bytes per pixel."""
+
+
+def _large(image: Image.Image, small: int | None, *, name: str) -> Image.Image:
+    """Decode a large image, at a fraction of its size if it will be small."""
+    if small is not None:
+        image.draft(image.mode, (2 * small, 2 * small))
+    with _one_large:
+        image.load()
+        if small is None:
+            return _plain(_upright(image), name=name)
+        # Conversions and filters need several times the memory of the pixels they are given.
+        return _shrunk(_plain(_shrunk(_upright(image), small), name=name), small)
+
+
+def _formats_for(source: bytes, *, name: str) -> tuple[str, ...]:
+    """Return the formats to try; HEIC, if it is one, once its reader is there."""
+    if source[4:8] != b"ftyp" or source[8:12] not in HEIF_BRANDS:
+        return FORMATS
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            f"{name}: is a HEIC image, and the package that reads these is not installed.",
+            hint="pip install 'torchemo[heif]', or save the image as JPEG.",
+        ) from error
+    register_heif_opener(thumbnails=False)
+    return ("HEIF",)
 
 
 class _Quiet:
@@ -152,14 +201,8 @@ def _check_header(image: Image.Image, max_pixels: int, *, name: str) -> None:
         raise _too_large(name, max_pixels)
     if min(image.size) < MIN_SIDE:
         raise DataError(
-            f"{name}: is {image.height}x{image.width} pixels, too small to show anything."
-        )
-    # A JPEG with several frames (MPO) is one photograph with previews: its first frame is the image.
-    frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
-    if frames > 1:
-        raise DataError(
-            f"{name}: is animated ({frames} frames); an image has one.",
-            hint="Save the frames you mean as single images.",
+            f"{name}: is {image.height}x{image.width} pixels, too small to show anything;"
+            f" both sides need {MIN_SIDE} or more."
         )
 
 
@@ -178,6 +221,14 @@ def _upright(image: Image.Image) -> Image.Image:
     except Exception:
         # Orientation is a note beside the pixels: an unreadable note means the image as it lies.
         return image
+
+
+def _shrunk(image: Image.Image, small: int) -> Image.Image:
+    """Average blocks of pixels so that both sides stay well above the side they will be resized to."""
+    factors = max(1, image.width // (4 * small)), max(1, image.height // (4 * small))
+    if image.mode not in ("L", "LA", "RGB", "RGBA", "CMYK") or factors == (1, 1):
+        return image
+    return image.reduce(factors)
 
 
 def _plain(image: Image.Image, *, name: str) -> Image.Image:

@@ -9,9 +9,9 @@ import math
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import Any, BinaryIO, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,17 @@ _OPCODES = frozenset(
 )
 _SIMPLE_TYPE = re.compile(r"[biufSU]\d{1,9}")
 _MAX_DEPTH = 32
+_MAX_INSTRUCTIONS = 50_000_000
+_MAX_BITS = 4096
+_LIGHT = 1 << 20
+"""Parts and bytes that any file may unfold to."""
 
 
 def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
     """Read a pickle of plain containers and arrays.
+
+    A small file may describe something huge by naming one part many times. What comes out is therefore
+    bounded by the size of the file, each part counted as often as it appears.
 
     Args:
         path: The file.
@@ -44,11 +51,15 @@ def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
         A structure of dict, list, tuple, str, int, float, bytes, bool, None and NumPy arrays.
     """
     try:
-        with path.open("rb") as stream:
+        with path.open("rb") as opened:
+            stream = _Clipped(opened)
             _check_instructions(stream)
             stream.seek(0)
             loaded = _Unpickler(stream, encoding=encoding).load()
-        return _Finish()(loaded, depth=0)
+        finish = _Finish()
+        whole = finish(loaded, depth=0)
+        _check_weight(finish.weight(loaded), stream.size)
+        return whole
     except _Refusal as refusal:
         raise DataError(
             f"{path}: refused, {refusal}.",
@@ -56,7 +67,9 @@ def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
         ) from refusal
     except Exception as error:
         # Damaged pickles raise anything; whatever it is, this file caused it.
-        raise DataError(f"{path}: cannot be read as pickled data ({error!r}).") from error
+        raise DataError(
+            f"{path}: cannot be read as pickled data ({type(error).__name__})."
+        ) from error
 
 
 @final
@@ -64,22 +77,105 @@ class _Refusal(Exception):
     """Says what a pickle asked for that it may not have."""
 
 
-def _check_instructions(stream: BinaryIO) -> None:
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+@final
+class _Clipped:
+    """A file of which nobody can ask more bytes than it has, so that none are made for them."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.size = stream.seek(0, 2)
+        self.seek, self.tell, self.readline = stream.seek, stream.tell, stream.readline
+        self.seek(0)
+
+    def read(self, count: int = -1) -> bytes:
+        """Read so many bytes, or as many as there are."""
+        left = self.size - self.tell()
+        return self._stream.read(left if count < 0 else min(count, left))
+
+
+def _check_instructions(stream: _Clipped) -> None:
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):  # type: ignore[arg-type]
         if opcode.name not in _OPCODES:
             raise _Refusal(f"it contains code (instruction {opcode.name})")
+        if count >= _MAX_INSTRUCTIONS:
+            raise _Refusal(f"it has more than {_MAX_INSTRUCTIONS} instructions")
         # A pickler numbers its notes one after the other; a huge number would only fill the memory.
         if opcode.name.endswith("PUT") and int(argument or 0) > count:
             raise _Refusal(f"it numbers a note {argument} after {count} instructions")
+        if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
+            raise _Refusal(f"it contains a number of {argument.bit_length()} bits")
+
+
+def _check_weight(weight: int, size: int) -> None:
+    most = _LIGHT + 8 * size
+    if weight > most:
+        raise _Refusal(f"it unfolds to {weight} parts or bytes, {most} at most for {size} bytes")
+
+
+_Base: Any = vars(pickle)["_Unpickler"]
 
 
 @final
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(_Base):  # type: ignore[misc]
+    """The unpickler in Python: in C, keys of a dict are hashed before anybody can look at them.
+
+    Hashing a tuple of tuples that share their parts takes for ever.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_Base.dispatch)
+
+    def __init__(self, stream: _Clipped, *, encoding: str) -> None:
+        super().__init__(stream, encoding=encoding)
+        self._size, self._copied = stream.size, 0
+
+    def _copies(self, arguments: Any) -> None:
+        """Bound what is copied: every use of a text as the content of an array makes bytes of it."""
+        parts = arguments if isinstance(arguments, tuple) else ()
+        self._copied += sum(len(part) for part in parts if isinstance(part, str))
+        _check_weight(self._copied, self._size)
+
     def find_class(self, module: str, name: str) -> Any:
         maker = _MAKERS.get((module.replace("numpy._core", "numpy.core"), name))
         if maker is None:
             raise _Refusal(f"it contains code (asks for {module}.{name})")
         return _Maker(maker)
+
+    def _load_setitem(self) -> None:
+        value = self.stack.pop()
+        key = self.stack.pop()
+        _fill(self.stack[-1], [(key, value)])
+
+    def _load_setitems(self) -> None:
+        items = self.pop_mark()
+        _fill(self.stack[-1], zip(items[::2], items[1::2], strict=True))
+
+    def _load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append(_fill({}, zip(items[::2], items[1::2], strict=True)))
+
+    def _load_reduce(self) -> None:
+        self._copies(self.stack[-1])
+        super().load_reduce()
+
+    def _load_build(self) -> None:
+        self._copies(self.stack[-1])
+        super().load_build()
+
+    dispatch[pickle.REDUCE[0]] = _load_reduce
+    dispatch[pickle.BUILD[0]] = _load_build
+    dispatch[pickle.SETITEM[0]] = _load_setitem
+    dispatch[pickle.SETITEMS[0]] = _load_setitems
+    dispatch[pickle.DICT[0]] = _load_dict
+
+
+def _fill(target: Any, items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    if type(target) is not dict:
+        raise _Refusal("it sets an item of something that is no dict")
+    for key, value in items:
+        if not isinstance(key, (str, bytes, int, float)) and key is not None:
+            raise _Refusal(f"it contains a dict with a key that is a {type(key).__name__}")
+        target[key] = value
+    return target
 
 
 @final
@@ -191,10 +287,11 @@ _MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
 
 @final
 class _Finish:
-    """Replaces the stand-ins in a loaded structure, each shared part once."""
+    """Replaces the stand-ins in a loaded structure, and weighs it; each shared part once."""
 
     def __init__(self) -> None:
         self._done: dict[int, Any] = {}
+        self._weights: dict[int, int] = {}
 
     def __call__(self, value: Any, *, depth: int) -> Any:
         if depth > _MAX_DEPTH:
@@ -209,7 +306,17 @@ class _Finish:
             return value
         if id(value) not in self._done:
             self._done[id(value)] = self._rebuilt(value, depth + 1)
+            parts = [*value, *value.values()] if isinstance(value, dict) else value
+            self._weights[id(value)] = 1 + sum(map(self.weight, parts))
         return self._done[id(value)]
+
+    def weight(self, value: Any) -> int:
+        """Count the parts of a value, and the bytes of its strings and arrays."""
+        if isinstance(value, (str, bytes, bytearray)):
+            return 1 + len(value)
+        if isinstance(value, _Array) and value.array is not None:
+            return 1 + value.array.nbytes
+        return self._weights.get(id(value), 1)
 
     def _rebuilt(self, value: Any, depth: int) -> Any:
         if isinstance(value, dict):

@@ -18,6 +18,8 @@ from torchemo.data.formats.npz import channels_last, read_arrays, rows_as_pictur
 from torchemo.data.formats.pickles import read_pickle
 from torchemo.data.listing import SPLIT_FOLDERS, ListedClass, Listing, Picture
 
+_MAX_TEXT = 1 << 28
+"""Characters of a list of labels at most, each counted as long as the longest."""
 _CACHE_FILE = re.compile(r"mini-imagenet-cache-(train|val|validation|test)\.pkl")
 _SPLIT_FILE = re.compile(
     r"(?P<set>.+?)_(?P<split>train_phase_train|train|val|validation|test)\.(pickle|pkl)",
@@ -85,7 +87,9 @@ def tiered_imagenet(root: Path, domain: str) -> Listing | None:
 
 def _tiered_pictures(path: Path) -> Sequence[Any] | NDArray[Any]:
     if path.suffix == ".npz":
-        return channels_last(_dict_with(read_arrays(path), ("images",), path=path)["images"])
+        return channels_last(
+            _dict_with(read_arrays(path, wanted=("images",)), ("images",), path=path)["images"]
+        )
     files = read_pickle(path)
     if not isinstance(files, list):
         raise DataError(f"{path}: should hold a list of PNG files, holds {type(files).__name__}.")
@@ -99,7 +103,8 @@ def _matching(root: Path, pattern: re.Pattern[str]) -> list[tuple[re.Match[str],
 
 def _dict_with(content: Any, keys: Sequence[str], *, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or any(key not in content for key in keys):
-        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        names = sorted(str(key)[:40] for key in content)[:20] if isinstance(content, dict) else []
+        found = names if isinstance(content, dict) else type(content).__name__
         raise DataError(f"{path}: should hold a dict of {' and '.join(keys)}, holds {found}.")
     return content
 
@@ -115,10 +120,22 @@ def _pictures_array(value: Any, *, path: Path) -> NDArray[Any]:
 
 
 def _array(value: Any, *, path: Path) -> NDArray[Any]:
+    # NumPy gives every entry the room of the longest string.
+    count, longest = _extent(value)
+    if count * longest > _MAX_TEXT:
+        raise DataError(f"{path}: has {count} labels, one of them of {longest} characters.")
     try:
         return np.asarray(value)
     except ValueError as error:
         raise DataError(f"{path}: its images or labels are not of one shape.") from error
+
+
+def _extent(value: Any) -> tuple[int, int]:
+    """Count the entries of nested lists, and the characters of the longest one (1 for numbers)."""
+    if isinstance(value, (list, tuple)):
+        parts = [_extent(part) for part in value]
+        return sum(count for count, _ in parts), max((most for _, most in parts), default=1)
+    return 1, max(1, len(value)) if isinstance(value, (str, bytes)) else 1
 
 
 def _rows(rows: Any, total: int, *, path: Path) -> NDArray[np.int64]:

@@ -3,9 +3,12 @@
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+
 from torchemo.core.errors import DataError
 from torchemo.data.formats.folder import list_folder
 from torchemo.data.formats.matlab import read_numbers
+from torchemo.data.formats.npz import MAX_CLASSES
 from torchemo.data.layouts.lists import classes_of
 from torchemo.data.listing import Listing, Picture
 
@@ -15,7 +18,12 @@ def flowers(root: Path, domain: str) -> Listing | None:
     labels = root / "imagelabels.mat"
     if not labels.is_file() or not (root / "jpg").is_dir():
         return None
-    numbers = [int(number) for number in read_numbers(labels, "labels")]
+    stored = read_numbers(labels, "labels")
+    if not ((stored >= 0) & (stored < MAX_CLASSES) & (stored == np.floor(stored))).all():
+        raise DataError(
+            f"{labels}: its labels should be whole numbers from 0 to {MAX_CLASSES - 1}."
+        )
+    numbers = [int(number) for number in stored]
     pictures = [picture for parts, picture in list_folder(root / "jpg")[0] if not parts]
     if len(pictures) != len(numbers):
         raise DataError(f"{labels}: has {len(numbers)} labels for {len(pictures)} images in jpg.")

@@ -1,6 +1,6 @@
-"""Four worlds of synthetic images: things that look a little like birds, textures, aircraft, fungi.
+"""Four domains of synthetic images: things that look a little like birds, textures, aircraft, fungi.
 
-Each world is a function of two sets of unit random numbers: ``kind`` makes the class (proportions, colours,
+Each domain is a function of two sets of unit random numbers: ``kind`` makes the class (proportions, colours,
 markings) and ``shot`` makes the image (pose, light, background).
 """
 
