@@ -251,3 +251,40 @@ def test_inputs_and_parameters_without_task_axis_are_refused():
         lifted(expand(params, 3), x)
     with pytest.raises(ShapeError, match=r"'2.bias' is missing"):
         lifted.classify({"2.weight": expand(params, 2)["2.weight"]}, torch.rand(2, 4, 8))
+
+
+class Attends(nn.Module):
+    """Attention over four rows, then a head; ``plain`` writes it out."""
+
+    def __init__(self, *, plain):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.fc, self.plain = nn.Linear(4, 12), nn.Linear(4, 3), plain
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.view(-1, 1, 4, 4)).chunk(3, -1)
+        if self.plain:
+            rows = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
+        else:
+            rows = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.fc(rows.mean((1, 2)))
+
+
+def test_attention_has_second_derivatives_in_threads_too_and_torch_keeps_its_setting():
+    x, y = torch.rand(2, 6, 16, generator=generator_for(0)).double(), torch.arange(3).repeat(2, 2)
+    draw = generator_for(3)
+    nets = [lift(Attends(plain=plain).double()) for plain in (False, True)]
+    params = expand(nets[0].init(draw), 2)
+    ways = {n: torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in params.items()}
+
+    def found(net):
+        leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
+        return derivatives(lambda p: cross_entropy(net(p, x), y).sum(), leaves, ways)
+
+    before = torch.backends.cuda.flash_sdp_enabled()
+    with ThreadPoolExecutor(2) as pool:
+        several = list(pool.map(found, [nets[0]] * 6))
+    expected = found(nets[1])
+    for got in several:
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    assert torch.backends.cuda.flash_sdp_enabled() == before

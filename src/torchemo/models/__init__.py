@@ -1,6 +1,11 @@
 """Networks with a task axis: ``(params {name: [B, *shape]}, x [B, n, ...]) -> [B, n, n_out]``."""
 
+from dataclasses import replace
+from typing import Any
+
+from torchemo.config.machine import Precision
 from torchemo.config.registry import Part, Registry
+from torchemo.core.errors import ConfigError
 from torchemo.core.types import Model, TaskShape
 from torchemo.models.conv4 import Conv4
 from torchemo.models.lift import Lifted, lift
@@ -40,6 +45,20 @@ def build_model(part: Part, tasks: TaskShape) -> Model:
     return model
 
 
+def in_precision(model: Model, precision: Precision) -> Model:
+    """Return a network whose products are made in a precision; TF32 is a setting of the device."""
+    if precision != "bf16":
+        return model
+    if not hasattr(model, "half"):
+        raise ConfigError(
+            f"bf16 is for networks of images, not for {type(model).__name__}.",
+            hint="Use --precision float32.",
+        )
+    network: Any = model
+    changed: Model = replace(network, half=True)
+    return changed
+
+
 __all__ = [
     "MLP",
     "MODELS",
@@ -49,6 +68,7 @@ __all__ = [
     "ResNet12",
     "build_model",
     "frozen_network",
+    "in_precision",
     "is_pretrained",
     "lift",
 ]

@@ -20,7 +20,6 @@ from torchemo.models.layers import (
     glorot_uniform,
     kaiming_normal,
     task_conv,
-    to_trunk,
     zeros,
 )
 from torchemo.models.norm import Bn
@@ -129,15 +128,18 @@ class Conv4(ImageNetwork):
                 return self._fused(params, x)
             each = (take((params, x), slice(b, b + 1)) for b in range(tasks))
             return torch.cat([self._fused(own, images) for own, images in each])
-        maps = to_trunk(x)
-        for i in range(BLOCKS):
-            stride = 1 if self.downsample == "pool" else 2
-            maps = task_conv(params, maps, layer=f"conv{i + 1}", stride=stride)
-            maps = norm(params, maps, layer=f"norm{i + 1}", tasks=tasks)
-            # Activations are monotone, so pooling first gives the same maps with a quarter of the work.
-            maps = F.max_pool2d(maps, 2) if self.downsample == "pool" else maps
-            maps = ACTIVATIONS[self.activation](maps)
-        return self._pooled(maps, tasks)
+        maps, lower = self._laid_out(x), list[Tensor]()
+        with self._multiplying(x):
+            for i in range(BLOCKS):
+                stride = 1 if self.downsample == "pool" else 2
+                maps = task_conv(params, maps, layer=f"conv{i + 1}", stride=stride)
+                maps = norm(params, maps, layer=f"norm{i + 1}", tasks=tasks)
+                # Activations are monotone: pooling first gives the same maps with a quarter of the work.
+                maps = F.max_pool2d(maps, 2) if self.downsample == "pool" else maps
+                maps = ACTIVATIONS[self.activation](maps)
+                if self.levels > 1:
+                    lower.append(maps)
+        return self._pooled(maps, tasks, lower[:-1]).to(x.dtype)
 
     def layers(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """List every convolution with its normalisation layer and kernel shape."""
@@ -150,7 +152,7 @@ class Conv4(ImageNetwork):
     def _fusible(self) -> bool:
         """Whether the compiled block is this network's block."""
         batch = self.bn in ("transductive", "support") and not self.usage.anchors
-        return batch and (self.downsample, self.activation) == ("pool", "relu")
+        return batch and self.levels == 1 and (self.downsample, self.activation) == ("pool", "relu")
 
     def _check_path(self) -> None:
         check_choice("path", self.path, ("auto", "fused", "reference"))
@@ -163,6 +165,8 @@ class Conv4(ImageNetwork):
             )
 
     def _fuses(self, x: Tensor) -> bool:
+        if self.half:
+            return False  # the kernels multiply in the precision of the images
         if self.path == "fused":
             require(x)
             return True

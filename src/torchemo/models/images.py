@@ -1,6 +1,9 @@
 """What networks of images share: sizes, normalisation, a linear head, and how options make them."""
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast, final
 
@@ -12,7 +15,7 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.types import Model, Params, TaskShape
 from torchemo.models.alone import Answering, BesideSupport
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
-from torchemo.models.layers import from_trunk, task_linear
+from torchemo.models.layers import from_trunk, task_linear, to_trunk
 from torchemo.models.norm import Affine, Bn, TaskNorm, Usage
 from torchemo.models.trunk import PartOf
 
@@ -32,6 +35,12 @@ class ImageNetwork:
         groups: Channel groups of ``bn = "group"``.
         bn_steps: Stored inner steps of ``bn = "per_step_running"``.
         usage: Set by `at`.
+        half: Let convolutions and the head multiply in bfloat16 (``torch.autocast``); features and outputs
+            have the precision of the images.
+        channels_last: Keep the channels of a pixel beside each other in memory, where one task is at hand.
+            Plain convolutions are then faster on a CPU; results differ by rounding.
+        levels: How many of the last blocks give features: means over the maps of all but the last block come
+            first. Set by `with_levels`.
     """
 
     conv_bias: ClassVar[bool] = False
@@ -48,6 +57,9 @@ class ImageNetwork:
     groups: int = 8
     bn_steps: int = 5
     usage: Usage = field(default=Usage(), repr=False, compare=False)
+    half: bool = field(default=False, repr=False)
+    channels_last: bool = field(default=False, repr=False, compare=False)
+    levels: int = field(default=1, repr=False)
 
     @classmethod
     def build(cls, options: Any, tasks: TaskShape) -> "ImageNetwork":
@@ -103,7 +115,24 @@ class ImageNetwork:
     @property
     def n_features(self) -> int:
         """How many numbers the head sees for each example."""
-        return self.widths[-1] * (1 if self.head_pool == "mean" else self.maps[-1] ** 2)
+        return math.prod(self.feature_map)
+
+    @property
+    def feature_map(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the head sees."""
+        if self.levels > 1:
+            return sum(self.level_sizes), 1, 1
+        return self._last_map
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Lengths of the features of each level."""
+        return (*self.widths[len(self.widths) - self.levels : -1], math.prod(self._last_map))
+
+    @property
+    def _last_map(self) -> tuple[int, int, int]:
+        side = 1 if self.head_pool == "mean" else self.maps[-1]
+        return self.widths[-1], side, side
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -130,11 +159,16 @@ class ImageNetwork:
         check_examples(features, (self.n_features,), what=what)
         shapes = {"head.weight": (self.n_way, self.n_features), "head.bias": (self.n_way,)}
         check_params(params, shapes, tasks=features.shape[0], what=what)
-        return task_linear(params, features, layer="head")
+        with self._multiplying(features):
+            return task_linear(params, features, layer="head").to(features.dtype)
 
     def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> Model:
         """Return this network as used at inner step ``step``; see `Usage`."""
         return cast(Model, replace(self, usage=Usage(step=step, stored=stored, sink=sink)))
+
+    def with_outputs(self, n_out: int) -> Model:
+        """Return this network with ``n_out`` outputs."""
+        return cast(Model, replace(self, n_way=n_out))
 
     @property
     def reads_support(self) -> bool:
@@ -160,6 +194,32 @@ class ImageNetwork:
         """Return this network, normalising everything with the statistics of its first examples."""
         return cast(Model, replace(self, usage=Usage(anchors=anchors)))
 
+    def with_levels(self, levels: int) -> Model:
+        """Return this network with features of its last ``levels`` blocks."""
+        if not 1 <= levels <= len(self.widths):
+            raise ConfigError(
+                f"this network has {len(self.widths)} levels, got learner.levels = {levels}."
+            )
+        return cast(Model, replace(self, levels=levels))
+
+    def in_one_pass(self) -> Model:
+        """Return this network for the images of many tasks in one pass with shared parameters."""
+        return cast(Model, replace(self, channels_last=True))
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Lay the tasks side by side, in the memory layout that convolutions are to work in."""
+        maps = to_trunk(x)
+        if self.channels_last and x.shape[0] == 1:
+            return maps.contiguous(memory_format=torch.channels_last)
+        return maps
+
+    def _multiplying(self, x: Tensor) -> AbstractContextManager[object]:
+        """Return the context in which products are made."""
+        if not self.half:
+            return nullcontext()
+        # Parameters are new tensors at every inner step: a cache of their casts would only hold memory.
+        return torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False)
+
     def _check(self, params: Params, x: Tensor) -> None:
         """Refuse images and parameters that are not those of this network."""
         what, size, norm = type(self).__name__, self.image_size, self.task_norm
@@ -170,9 +230,13 @@ class ImageNetwork:
         check_examples(x, (self.in_channels, size, size), what=what)
         check_params(params, shapes, tasks=x.shape[0], what=what)
 
-    def _pooled(self, maps: Tensor, tasks: int) -> Tensor:
-        """Turn the last maps into what the head sees."""
-        return from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
+    def _pooled(self, maps: Tensor, tasks: int, lower: Sequence[Tensor] = ()) -> Tensor:
+        """Turn the last maps into what the head sees, after the means of lower ones that are asked for."""
+        last = from_trunk(maps if self.head_pool == "flatten" else maps.mean((2, 3), True), tasks)
+        if self.levels == 1:
+            return last
+        kept = lower[len(lower) - self.levels + 1 :]
+        return torch.cat([*(from_trunk(m.mean((2, 3), True), tasks) for m in kept), last], dim=-1)
 
 
 @final

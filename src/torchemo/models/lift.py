@@ -4,17 +4,19 @@ import copy
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedParameter
 
 from torchemo.core.errors import ConfigError, ShapeError
+from torchemo.core.tree import with_rows
 from torchemo.core.types import Params
 from torchemo.models.alone import Answering, BesideSupport
 from torchemo.models.inputs import check_params
@@ -110,6 +112,15 @@ class Lifted:
         """Return this network: it is the same at every inner step."""
         return self
 
+    def with_outputs(self, n_out: int) -> "Lifted":
+        """Return this network with ``n_out`` outputs; rows of its head begin at their mean."""
+        module = copy.deepcopy(self.module)
+        layer: Any = module.get_submodule(self.head_name)
+        for name, tensor in list(layer.named_parameters()):
+            setattr(layer, name, nn.Parameter(with_rows(tensor.detach(), n_out)))
+        layer.out_features = n_out
+        return Lifted(module, self.head_name)
+
     @property
     def reads_support(self) -> bool:
         """In training, queries go through the module together."""
@@ -144,6 +155,35 @@ class Lifted:
 
 
 @final
+class _PlainAttention:
+    """Attention from plain products while any thread is inside: fused kernels have no second derivative.
+
+    Which kernels torch may take is a setting of the process. The first thread to come in changes it, and the
+    last one to go puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._setting: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._setting = sdpa_kernel(SDPBackend.MATH)
+                self._setting.__enter__()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._setting.__exit__(None, None, None)
+
+
+_PLAIN_ATTENTION = _PlainAttention()
+
+
+@final
 class _Worker:
     """One thread's copy of the module."""
 
@@ -164,7 +204,8 @@ class _Worker:
         # A forward pass that writes to a buffer writes to this call's copy: nothing reaches the next task.
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         # The hook lives as long as the call: a lasting one would keep the last graph alive.
-        with self.head.register_forward_hook(lambda _, args, out: heard.append((args[0], out))):
+        hook = self.head.register_forward_hook(lambda _, args, out: heard.append((args[0], out)))
+        with hook, _PLAIN_ATTENTION:
             out = functional_call(self.module, {**buffers, **params}, (x,))
         if len(heard) != 1 or heard[0][1] is not out or heard[0][0].ndim != 2:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """A multilayer perceptron for regression families and tiny tests."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, final
 
@@ -142,6 +142,10 @@ class MLP:
         check_examples(features, (self.n_features,), what="MLP head")
         check_params(params, self._head_shapes, tasks=features.shape[0], what="MLP head")
         return task_linear(params, features, layer="head")
+
+    def with_outputs(self, n_out: int) -> "MLP":
+        """Return this network with ``n_out`` outputs."""
+        return replace(self, n_out=n_out)
 
     def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "MLP":
         """Return this network: it is the same at every inner step."""

@@ -17,7 +17,6 @@ from torchemo.models.layers import (
     glorot_uniform,
     kaiming_normal,
     task_conv,
-    to_trunk,
     zeros,
 )
 from torchemo.models.norm import Bn
@@ -121,13 +120,16 @@ class ResNet12(ImageNetwork):
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
         """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
         self._check(params, x)
-        tasks, maps = x.shape[0], to_trunk(x)
-        for block in range(4):
-            maps = self._residual(params, maps, block=block, tasks=tasks)
-            # The activation is monotone, so pooling first gives the same maps with less work.
-            maps = F.leaky_relu(F.max_pool2d(maps, 2), SLOPE)
-            maps = self._dropped(maps, block=block, tasks=tasks)
-        return self._pooled(maps, tasks)
+        tasks, maps, lower = x.shape[0], self._laid_out(x), list[Tensor]()
+        with self._multiplying(x):
+            for block in range(4):
+                maps = self._residual(params, maps, block=block, tasks=tasks)
+                # The activation is monotone, so pooling first gives the same maps with less work.
+                maps = F.leaky_relu(F.max_pool2d(maps, 2), SLOPE)
+                maps = self._dropped(maps, block=block, tasks=tasks)
+                if self.levels > 1:
+                    lower.append(maps)
+        return self._pooled(maps, tasks, lower[:-1]).to(x.dtype)
 
     def _residual(self, params: Params, x: Tensor, *, block: int, tasks: int) -> Tensor:
         norm, prefix, maps = self.task_norm, f"block{block + 1}", x

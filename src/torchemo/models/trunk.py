@@ -1,5 +1,6 @@
 """A network cut in two: the trunk that makes features, and the head that reads them."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -83,3 +84,31 @@ class OnFeatures(PartOf):
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the inputs."""
         return x
+
+
+def feature_map(model: Model) -> tuple[int, int, int]:
+    """Return channels, height and width of what a network's head sees; a vector is a map of one place."""
+    shape = getattr(model, "feature_map", None)
+    if shape is not None:
+        channels, height, width = shape
+        return channels, height, width
+    weights = model.init(Generator())
+    return weights[model.head[0]].shape[-1], 1, 1
+
+
+def with_levels(model: Model, levels: int) -> Model:
+    """Return a network whose features are those of several depths, where it can; see `level_sizes`."""
+    made = getattr(model, "with_levels", None)
+    return model if made is None else made(levels)
+
+
+def level_sizes(model: Model) -> tuple[int, ...]:
+    """Return the lengths of the features of each depth, the last block's at the end."""
+    sizes = getattr(model, "level_sizes", None)
+    return (math.prod(feature_map(model)),) if sizes is None else sizes
+
+
+def in_one_pass(model: Model) -> Model:
+    """Return a network as it is fastest for the examples of many tasks with shared parameters."""
+    made = getattr(model, "in_one_pass", None)
+    return model if made is None else made()

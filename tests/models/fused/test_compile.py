@@ -1,9 +1,11 @@
 import ctypes
+import os
 import stat
 import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torchemo.core.rng import generator_for
 from torchemo.core.tree import expand
 from torchemo.models import Conv4, fused
 from torchemo.models.fused import compile as build
-from torchemo.models.fused import keep_memory
+from torchemo.models.fused import keep_memory, vault
 
 try:
     COMPILER = build.find_compiler()
@@ -130,7 +132,131 @@ def test_the_cache_follows_the_user(monkeypatch, tmp_path):
     assert build.cache_directory() == tmp_path / "torchemo" / "kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert build.cache_directory() == tmp_path / "home" / ".cache" / "torchemo" / "kernels"
+    home = tmp_path / "home" / ".cache" / "torchemo" / "kernels"
+    assert build.cache_directory() == home
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/to/anything")
+    assert build.cache_directory() == home
+
+
+def test_a_flipped_bit_is_never_loaded(tiny):
+    path = build.compile_library(COMPILER, tiny, bits=64)
+    good = path.read_bytes()
+    for at in (0, 100, len(good) // 2, len(good) - 1):
+        flipped = bytearray(good)
+        flipped[at] ^= 4
+        path.write_bytes(flipped)
+        with pytest.raises(OSError, match="damaged"):
+            vault.load(path)
+        library, again = build.load_library(COMPILER, tiny, bits=64)
+        assert library.bits() == 64
+        assert again.read_bytes() == good
+
+
+def test_every_truncation_is_compiled_again(tiny):
+    """Loading a library that is too short kills the process: this test would not end."""
+    path = build.compile_library(COMPILER, tiny, bits=64)
+    good = path.read_bytes()
+    for size in (0, 1, 64, 4096, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:size])
+        assert build.load_library(COMPILER, tiny, bits=64)[0].bits() == 64
+
+
+def test_two_libraries_loaded_one_after_the_other_are_two(tiny):
+    found = [build.load_library(COMPILER, tiny, bits=bits)[0] for bits in (32, 64, 32)]
+    assert [library.bits() for library in found] == [32, 64, 32]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_the_cache_is_closed_to_others_whatever_the_umask(tiny, umask):
+    before = os.umask(umask)
+    try:
+        path = build.compile_library(COMPILER, tiny / "torchemo" / "kernels", bits=32)
+    finally:
+        os.umask(before)
+    for place in (path, path.parent, path.parent.parent, tiny):
+        assert not place.stat().st_mode & 0o022, place
+
+
+def test_a_cache_whose_parent_others_can_write_is_not_used(tiny):
+    cache = tiny / "torchemo" / "kernels"
+    cache.mkdir(parents=True, mode=0o700)
+    tiny.chmod(0o777)
+    library, status = build.attempt((COMPILER,), cache)
+    assert library.bits() == 32
+    assert "can be written by others" in status.detail
+    assert not list(cache.iterdir())
+    tiny.chmod(0o1777)  # as /tmp: nobody can rename what is another's
+    assert build.attempt((COMPILER,), cache)[1].detail.startswith(str(cache))
+
+
+def test_a_relative_cache_is_not_used(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "relative" in build.attempt((COMPILER,), Path("cache"))[1].detail
+    assert not tiny.exists()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away"
+)
+def test_the_library_of_another_user_is_not_loaded(tiny):
+    path = build.compile_library(COMPILER, tiny, bits=32)
+    os.chown(path, 12345, -1)
+    with pytest.raises(PermissionError, match="by others"):
+        vault.load(path)
+    library, again = build.load_library(COMPILER, tiny, bits=32)
+    assert library.bits() == 32
+    assert again.stat().st_uid == 0
+
+
+def test_a_library_that_others_can_write_or_a_link_is_not_loaded(tiny, tmp_path):
+    path = build.compile_library(COMPILER, tiny, bits=32)
+    path.chmod(0o722)
+    with pytest.raises(PermissionError, match="by others"):
+        vault.load(path)
+    path.chmod(0o700)
+    elsewhere = tmp_path / path.name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
+        vault.load(path)
+    assert build.load_library(COMPILER, tiny, bits=32)[0].bits() == 32
+
+
+def test_a_foreign_library_under_our_key_is_not_loaded(tiny):
+    path = build.compile_library(COMPILER, tiny, bits=32)
+    foreign = build.compile_library(COMPILER, tiny, bits=64).read_bytes()
+    path.write_bytes(foreign)
+    assert build.load_library(COMPILER, tiny, bits=32)[0].bits() == 32
+
+
+@pytest.mark.parametrize("name", ["CPATH", "C_INCLUDE_PATH"])
+def test_headers_of_the_environment_are_not_compiled_in(tiny, tmp_path, monkeypatch, name):
+    (build.HERE / "conv_block.c").write_text(
+        '#include <bits.h>\n__attribute__((visibility("default"))) int bits(void) { return 7; }\n'
+    )
+    (tmp_path / "bits.h").write_text("#define poison\n")
+    monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(build.BuildError, match=r"bits\.h"):
+        build.compile_library(COMPILER, tiny, bits=32)
+
+
+def test_a_compiler_of_the_current_folder_is_not_used(tmp_path, monkeypatch, script):
+    script("exit 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", ".")
+    with pytest.raises(build.BuildError, match="no C compiler"):
+        build.find_compiler(("compiler",))
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(tiny, monkeypatch):
+    done = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *a, real=real, name=name: (done.append(name), real(*a))[1]
+        )
+    build.compile_library(COMPILER, tiny, bits=32)
+    assert done == ["fsync", "replace", "fsync"]
 
 
 @pytest.mark.parametrize(

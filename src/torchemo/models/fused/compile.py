@@ -2,8 +2,9 @@
 
 The library is stored under the user's cache directory in a name made of everything it depends on: the
 sources, the flags, and what the compiler predefines for this processor (its version and instruction
-sets among it). It is published by rename, so processes that compile at once do not meet. Each precision
-is a library of its own, since hardly anyone needs both.
+sets among it), and kept by `torchemo.models.fused.vault`, which nobody else can fill. It is published by
+rename, so processes that compile at once do not meet. Each precision is a library of its own, since hardly
+anyone needs both.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
+
+from torchemo.models.fused import vault
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
@@ -34,6 +37,13 @@ FLAGS = (
 # Compilers for ARM know the second spelling only; the last resort is a library for any processor.
 TUNING = (("-march=native",), ("-mcpu=native",), ())
 SECONDS = 300
+_STEERING = frozenset(
+    (
+        *("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+        *("CCC_OVERRIDE_OPTIONS", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_RUN_PATH"),
+    )
+)
+"""Variables by which compilers take further files and options."""
 
 
 class BuildError(Exception):
@@ -62,49 +72,43 @@ def find_compiler(names: Sequence[str] = COMPILERS) -> str:
     """Return the path of the first C compiler there is."""
     for name in names:
         found = shutil.which(name)
-        if found is not None:
+        if found is not None and os.path.isabs(found):  # not one of the current folder
             return found
     raise BuildError(f"no C compiler found (looked for {', '.join(names)})")
 
 
 def cache_directory() -> Path:
     """Return the user's cache directory for compiled kernels (``XDG_CACHE_HOME`` or ``~/.cache``)."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "torchemo" / "kernels"
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path would load what lies in the current folder; the XDG rules ignore it, too.
+    base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
+    return base / "torchemo" / "kernels"
 
 
 def compile_library(compiler: str, cache: Path, *, bits: int) -> Path:
-    """Return the compiled library, from ``cache`` if it has been compiled before."""
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = cache.stat()
-    if about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise PermissionError(f"{cache} can be written by others")
+    """Return the compiled library, from ``cache`` if it has been compiled before and is sound."""
+    cache = vault.private_folder(cache)
     tuning, described = _tuning(compiler)
     flags = (*FLAGS, *tuning, f"-DPRECISION={bits}")
-    path = cache / f"{_key(described, flags)}.so"
-    if path.exists():
-        return path
-    handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=cache)
-    os.close(handle)
-    try:
-        _run([compiler, *flags, str(HERE / "conv_block.c"), "-o", temporary, "-lm"])
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return path
+    key = _key(described, flags)
+    found = vault.find(cache, key)
+    if found is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as folder:
+        made = Path(folder) / "library"
+        _run([compiler, *flags, str(HERE / "conv_block.c"), "-o", str(made), "-lm"])
+        if not made.is_file():
+            raise BuildError("the compiled library does not load: there is none")
+        return vault.keep(cache, key, made.read_bytes())
 
 
 def load_library(compiler: str, cache: Path, *, bits: int) -> tuple[ctypes.CDLL, Path]:
-    """Compile if needed and load; a library that does not load is compiled again once."""
+    """Compile if needed and load."""
     path = compile_library(compiler, cache, bits=bits)
     try:
-        return ctypes.CDLL(str(path)), path
-    except OSError:
-        path.unlink(missing_ok=True)
-    path = compile_library(compiler, cache, bits=bits)
-    try:
-        return ctypes.CDLL(str(path)), path
+        return vault.load(path), path
     except OSError as error:
+        path.unlink(missing_ok=True)
         raise BuildError(f"the compiled library does not load: {error}") from error
 
 
@@ -117,12 +121,13 @@ def attempt(
         compiler = find_compiler(names)
         try:
             found, path = load_library(compiler, cache or cache_directory(), bits=bits)
-            return found, Status(True, str(path), compiler, path.stem)
-        except OSError:
+            return found, Status(True, str(path), compiler, _build(path))
+        except OSError as reason:
+            why = _one_line(reason)
             with tempfile.TemporaryDirectory(prefix="torchemo-") as private:
                 found, path = load_library(compiler, Path(private), bits=bits)
-            detail = "compiled for this process: no cache directory"
-            return found, Status(True, detail, compiler, path.stem)
+            detail = f"compiled for this process: {why}"
+            return found, Status(True, detail, compiler, _build(path))
     except (BuildError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         return None, Status(False, _one_line(error), compiler)
 
@@ -173,6 +178,10 @@ def _tuning(compiler: str) -> tuple[tuple[str, ...], str]:
     raise BuildError(f"{compiler} does not work")
 
 
+def _build(path: Path) -> str:
+    return path.stem.partition("-")[0]
+
+
 def _key(described: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256(repr((flags, described)).encode())
     for source in sorted(HERE.glob("*.[ch]")):
@@ -182,11 +191,16 @@ def _key(described: str, flags: Sequence[str]) -> str:
 
 def _run(command: Sequence[str]) -> str:
     done = subprocess.run(  # noqa: S603 -- a fixed command line: the system's compiler on our sources
-        command, capture_output=True, text=True, timeout=SECONDS, check=False
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=_environment()
     )
     if done.returncode:
         raise BuildError(f"{command[0]} failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Leave out what would put other files into the library than those its key is made of."""
+    return {name: value for name, value in os.environ.items() if name not in _STEERING}
 
 
 def _one_line(error: Exception) -> str:

@@ -30,8 +30,8 @@ class Pictures(torch.autograd.Function):
         filters, patch = weight.shape[0], 9 * channels
         pooled = channels_last(n, filters, height // 2, width // 2, like=x)
         out, index = torch.empty_like(pooled), torch.empty_like(pooled, dtype=torch.int8)
-        stats = torch.empty(2, filters, dtype=torch.float64)
-        picture = torch.empty(channels + patch + patch * patch, dtype=torch.float64)
+        stats = torch.empty(2, filters, dtype=torch.float64, device="cpu")
+        picture = torch.empty(channels + patch * (1 + patch), dtype=torch.float64, device="cpu")
         results = (picture, pooled, index, stats, out)
         call("first_forward", shape_of(x, weight), eps, x, weight, scale, shift, *results)
         ctx.save_for_backward(x, weight, scale, picture, pooled, index, stats)

@@ -41,7 +41,7 @@ def call(name: str, shape: ctypes.Array[ctypes.c_long], *arguments: Tensor | flo
 
 def channels_last(*shape: int, like: Tensor) -> Tensor:
     """Allocate maps ``[n, channels, height, width]`` with the channels innermost."""
-    return torch.empty(shape, dtype=like.dtype, memory_format=torch.channels_last)
+    return torch.empty(shape, dtype=like.dtype, device="cpu", memory_format=torch.channels_last)
 
 
 def dense_maps(x: Tensor | None) -> Tensor | None:
@@ -64,5 +64,5 @@ def _workspace(size: int) -> Tensor:
     """Return this thread's scratch memory: fresh pages are dear, and threads must not share one."""
     work: Tensor | None = getattr(_local, "work", None)
     if work is None or work.numel() < size:
-        work = _local.work = torch.empty(size, dtype=torch.uint8)
+        work = _local.work = torch.empty(size, dtype=torch.uint8, device="cpu")
     return work

@@ -28,7 +28,7 @@ class Maps(torch.autograd.Function):
         y = channels_last(n, filters, height, width, like=x)
         pooled = channels_last(n, filters, height // 2, width // 2, like=x)
         out, index = torch.empty_like(pooled), torch.empty_like(pooled, dtype=torch.int8)
-        stats = torch.empty(2, filters, dtype=torch.float64)
+        stats = torch.empty(2, filters, dtype=torch.float64, device="cpu")
         results = (y, pooled, index, stats, out)
         call("block_forward", shape_of(x, weight), eps, x, weight, scale, shift, *results)
         ctx.save_for_backward(x, weight, scale, y, pooled, index, stats)

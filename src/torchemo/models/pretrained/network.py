@@ -32,7 +32,9 @@ class FrozenNetwork:
         size: Side of the images that it sees.
         mean: Subtracted from red, green and blue in 0 .. 255.
         std: What they are then divided by.
+        trained_on: What it was trained on, where that is known: test classes should not be among it.
         features: Maps the module and images ``[n, 3, size, size]`` to ``[n, d]``; by default the module does.
+        steps: Returns the layers of the module in their order; None takes those that are directly below it.
     """
 
     name: str
@@ -41,6 +43,8 @@ class FrozenNetwork:
     mean: Triple = (0.0, 0.0, 0.0)
     std: Triple = (255.0, 255.0, 255.0)
     features: Callable[[nn.Module, Tensor], Tensor] = lambda module, x: module(x)
+    trained_on: str | None = None
+    steps: Callable[[nn.Module], list[nn.Module]] | None = None
 
     def __post_init__(self) -> None:
         self.module.eval().requires_grad_(False)
@@ -58,16 +62,18 @@ class FrozenNetwork:
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def features_of(self, x: Float32[Tensor, "n 3 h w"]) -> Tensor:
+        """Return the features of images 0 .. 255, as one pass of the network."""
+        mean, std = (
+            torch.tensor(three, device=x.device).view(3, 1, 1) for three in (self.mean, self.std)
+        )
+        return self.features(self.module, (x - mean) / std)
+
     def __call__(self, images: UInt8[np.ndarray, "n 3 h w"]) -> Float32[np.ndarray, "n d"]:
         """Compute the features of images, 0 .. 255."""
-        mean, std = (torch.tensor(three).view(3, 1, 1) for three in (self.mean, self.std))
         with torch.inference_mode():
             x = torch.from_numpy(np.ascontiguousarray(images))
-            parts = [
-                self.features(self.module, (p.float() - mean) / std)
-                for p in torch.split(x, AT_ONCE)
-            ]
-            z = torch.cat(parts)
+            z = torch.cat([self.features_of(p.float()) for p in torch.split(x, AT_ONCE)])
         if z.ndim != 2 or len(z) != len(x):
             raise ConfigError(
                 f"model.name '{self.name}': the network should return features [n, d] for {len(x)} images,"

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.models.pretrained.network import FrozenNetwork, Triple
 
+IMAGENET = "ImageNet"
+"""What the weights of this network, of timm and of torchvision were trained on, as far as a name tells."""
+
 
 def efficientnet_lite0(name: str, *, size: int | None, weights: str | None) -> FrozenNetwork:
     """Load EfficientNet-Lite0 (Tan and Le 2019; Liu 2020), 1 280 features, trained on ImageNet at 224.
@@ -32,7 +35,10 @@ def efficientnet_lite0(name: str, *, size: int | None, weights: str | None) -> F
     # The size decides how strided convolutions pad.
     module = library.EfficientNet.from_name("efficientnet-lite0", image_size=side)
     _load_weights(module, file)
-    return FrozenNetwork(name, module, side, (127.0,) * 3, (128.0,) * 3, _maps_mean)
+    scale = ((127.0,) * 3, (128.0,) * 3)
+    return FrozenNetwork(
+        name, module, side, *scale, _maps_mean, trained_on=IMAGENET, steps=_lite0_steps
+    )
 
 
 def timm(name: str, *, size: int | None, weights: str | None) -> FrozenNetwork:
@@ -45,9 +51,9 @@ def timm(name: str, *, size: int | None, weights: str | None) -> FrozenNetwork:
     _load_weights(module, _needed(weights, name))
     told = import_module("timm.data").resolve_model_data_config(module)
     module.reset_classifier(0)
-    return FrozenNetwork(
-        name, module, size or told["input_size"][-1], *_in_bytes(told["mean"], told["std"])
-    )
+    side = size or told["input_size"][-1]
+    scale = _in_bytes(told["mean"], told["std"])
+    return FrozenNetwork(name, module, side, *scale, trained_on=IMAGENET)
 
 
 def torchvision(name: str, *, size: int | None, weights: str | None) -> FrozenNetwork:
@@ -63,7 +69,8 @@ def torchvision(name: str, *, size: int | None, weights: str | None) -> FrozenNe
     _load_weights(module, _needed(weights, name))
     _cut_head(module, name)
     side = size or told.crop_size[0]
-    return FrozenNetwork(name, module, side, *_in_bytes(told.mean, told.std))
+    scale = _in_bytes(told.mean, told.std)
+    return FrozenNetwork(name, module, side, *scale, trained_on=IMAGENET)
 
 
 def callable_of(name: str, *, size: int | None, weights: str | None) -> FrozenNetwork:
@@ -103,6 +110,12 @@ def source_of(name: str) -> Callable[..., FrozenNetwork]:
 def _maps_mean(module: nn.Module, x: Tensor) -> Tensor:
     maps: Tensor = module.extract_features(x)  # type: ignore[operator]
     return maps.mean((2, 3))
+
+
+def _lite0_steps(module: Any) -> list[nn.Module]:
+    stem = nn.Sequential(module._conv_stem, module._bn0, module._swish)
+    top = nn.Sequential(module._conv_head, module._bn1, module._swish)
+    return [stem, *module._blocks, top]
 
 
 def _library(name: str, *, extra: str | None = None) -> ModuleType:
