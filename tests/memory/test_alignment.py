@@ -172,3 +172,18 @@ def test_aligned_on_their_own_rows_head_gradients_of_all_label_orders_agree():
     recall = recall_of({"w": stored[None]}, stored[None])
     aligned = align_heads(recall, own[None], head=("w",)).values["w"][0]
     assert torch.allclose(aligned, own.expand_as(aligned), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 4), (4, 2)])
+def test_unequal_numbers_of_classes_match_as_many_as_they_can(ours, theirs):
+    g = torch.Generator().manual_seed(7)
+    here, there = torch.randn(1, ours, 3, generator=g), torch.randn(1, 1, theirs, 3, generator=g)
+    cost = torch.cdist(here[0], there[0, 0]).square()
+    pairs = [
+        list(zip(mine, yours, strict=True))
+        for mine in permutations(range(ours), min(ours, theirs))
+        for yours in permutations(range(theirs), min(ours, theirs))
+    ]
+    best = min(pairs, key=lambda chosen: sum(float(cost[i, j]) for i, j in chosen))
+    expected = [dict(best).get(c, -1) for c in range(ours)]
+    assert match_classes(here, there)[0, 0].tolist() == expected

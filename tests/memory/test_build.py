@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from tests.learners.metric.problems import METRIC
 from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.core.tree import expand
 from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.learners import LEARNERS
 from torchemo.learners.build import build_learner
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.build import RATE, NoMemory, head_names, remembered_shapes
@@ -22,13 +23,11 @@ from torchemo.memory.search import INDICES
 from torchemo.models import MLP, Conv4
 from torchemo.training.step import outer_step
 
-IMAGES = TaskShape("classification", (3, 16, 16), 3)
+IMAGES = TaskShape("classification", (3, 16, 16), 3, base_classes=6)
 POINTS = TaskShape("regression", (1,), 1, n_shot=5)
 NET = Conv4(3, image_size=16, filters=4)
 KEY = Part("transformer", {"layers": 1, "dim": 8, "heads": 2, "ff": 8})
 PAIRS = KEY.set(embedder="pairs")
-METRIC = ("nearest-mean", "protonet", "matchingnet", "metaoptnet-ridge")
-"""Learners without an inner loop."""
 CLASSES = ("proto-maml", *METRIC)
 """Learners that need classes."""
 

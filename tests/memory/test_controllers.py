@@ -10,6 +10,7 @@ from torchemo.core.errors import ConfigError
 from torchemo.memory import controllers
 from torchemo.memory.controllers import CONTROLLERS, FIFO, LRU, Clock, Controller
 from torchemo.memory.ledger import Ledger
+from torchemo.memory.store import EpisodicMemory
 
 ALL = [FIFO(), LRU(), Clock(insert_ref=True), Clock(insert_ref=False)]
 NAMES = ["fifo", "lru", "clock-1", "clock-0"]
@@ -252,3 +253,48 @@ def test_the_hand_of_the_clock_moves_the_same_however_far_it_looks(monkeypatch, 
         assert slot == reference.write(item)
         assert ledger.referenced.tolist() == reference.bits
         assert int(ledger.hand) == reference.hand
+
+
+@pytest.mark.parametrize("name", ["fifo", "clock"])
+def test_fifo_and_clock_keep_no_list_of_their_slots(name):
+    """Beyond 10^7 slots a list of a hundred bytes each would be tens of gigabytes."""
+    controller, ledger = CONTROLLERS[name](), Ledger.empty(50)
+    g = torch.Generator().manual_seed(0)
+    for slot in range(50):
+        ledger.filled += 1
+        controller.wrote(ledger, slot)
+    for _ in range(300):
+        controller.touch(ledger, torch.randperm(50, generator=g)[:7])
+        controller.wrote(ledger, controller.victim(ledger))
+        assert not any(order._slots for order in ledger._orders.values())
+
+
+def test_lru_refuses_more_slots_than_it_can_keep_in_order_and_says_what_to_do():
+    controllers.check_capacity(LRU(), 10**7)
+    with pytest.raises(
+        ConfigError, match=r"LRU .* at most 10,000,000 slots, got 10,000,001"
+    ) as told:
+        EpisodicMemory(10**7 + 1, 1)
+    assert "memory.controller.name to clock or fifo" in told.value.hint
+    for other in (FIFO(), Clock()):
+        controllers.check_capacity(other, 10**9)
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_tasks_written_at_once_are_booked_as_one_by_one(name):
+    at_once, singly = (EpisodicMemory(7, 2, controller=CONTROLLERS[name]()) for _ in range(2))
+    g = torch.Generator().manual_seed(0)
+    for count in (3, 6, 2, 9):
+        keys, values = torch.randn(count, 2, generator=g), torch.randn(count, 4, generator=g)
+        notes = torch.arange(count)
+        slots = at_once.write(keys, {"w": values}, notes={"domain": notes})
+        for b in range(count):
+            part = slice(b, b + 1)
+            (slot,) = singly.write(keys[part], {"w": values[part]}, notes={"domain": notes[part]})
+            assert slot == slots[b]
+        for memory in (at_once, singly):
+            memory.touch(torch.tensor([[1, 0]]))
+            memory.end_batch()
+    twin = singly.state_dict()
+    for tensor_name, tensor in at_once.state_dict().items():
+        assert torch.equal(tensor, twin[tensor_name]), tensor_name

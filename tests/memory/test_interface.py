@@ -7,7 +7,7 @@ from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.learners.build import build_learner
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory.aggregators import Gated, Sum
 from torchemo.memory.emo import EMO
 from torchemo.memory.interface import (

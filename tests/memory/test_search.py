@@ -7,18 +7,19 @@ import pytest
 
 from torchemo.core.errors import ConfigError
 from torchemo.memory.scale.approximate import ApproximateIndex
+from torchemo.memory.scale.compressed import CompressedIndex
 from torchemo.memory.search import INDICES, ExactIndex, Following, Index, RandomIndex
 
 
 def test_the_registry_names_every_index():
-    assert {"exact": ExactIndex, "random": RandomIndex, "approximate": ApproximateIndex} == INDICES
+    named = {"exact": ExactIndex, "random": RandomIndex, "approximate": ApproximateIndex}
+    assert named | {"ivfpq": CompressedIndex} == INDICES
     assert all(issubclass(made, Index) for made in INDICES.values())
 
 
-def test_only_an_approximate_index_follows_the_writes_of_a_memory():
-    assert [name for name, made in INDICES.items() if issubclass(made, Following)] == [
-        "approximate"
-    ]
+def test_only_approximate_indices_follow_the_writes_of_a_memory():
+    following = [name for name, made in INDICES.items() if issubclass(made, Following)]
+    assert following == ["approximate", "ivfpq"]
 
 
 def test_an_unknown_index_is_refused_with_those_there_are():

@@ -14,13 +14,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
+from torchemo.core.tree import with_rows
 from torchemo.core.types import Params, Recall
 
 _FEW = factorial(6)
 
 
 def match_classes(
-    prototypes: Float[Tensor, "task way dim"], recalled: Float[Tensor, "task m way dim"]
+    prototypes: Float[Tensor, "task way dim"], recalled: Float[Tensor, "task m known dim"]
 ) -> Int[Tensor, "task m way"]:
     """Find pi minimising ``sum_c ||p_c - p'_pi(c)||^2`` for every task and recalled slot.
 
@@ -29,18 +30,22 @@ def match_classes(
         recalled: p'_c of the recalled tasks, in their own label order.
 
     Returns:
-        pi: class c of the task at hand corresponds to class pi(c) of the recalled one.
+        pi: class c of the task at hand corresponds to class pi(c) of the recalled one; -1 to none, where it
+            has fewer.
     """
     # [task, m, way, way]: cost of giving our class c the recalled class c'.
     cost = (prototypes[:, None, :, None] - recalled[:, :, None, :]).detach().square().sum(-1)
-    way = cost.shape[-1]
-    if factorial(way) <= _FEW:
-        orders = torch.tensor(list(permutations(range(way))))
+    way, known = cost.shape[2:]
+    if way == known and factorial(way) <= _FEW:
+        orders = torch.tensor(list(permutations(range(way))), device=cost.device)
         totals = torch.stack([cost[..., c, orders[:, c]] for c in range(way)]).sum(0)
         return orders[totals.argmin(-1)]
-    flat = cost.flatten(0, 1).double().numpy()
-    assigned = torch.stack([torch.from_numpy(linear_sum_assignment(one)[1]) for one in flat])
-    return assigned.view(*cost.shape[:3])
+    flat = cost.flatten(0, 1).double().cpu().numpy()
+    assigned = torch.full((len(flat), way), -1, device="cpu")
+    for place, one in zip(assigned, flat, strict=True):
+        ours, theirs = linear_sum_assignment(one)
+        place[ours] = torch.from_numpy(theirs)
+    return assigned.view(*cost.shape[:3]).to(cost.device)
 
 
 def align_heads(
@@ -72,5 +77,19 @@ def align_heads(
             value = values[name]
             shape = [*order.shape[:2], *(1,) * (value.dim() - 2)]
             shape[class_axis] = order.shape[2]
-            values[name] = torch.take_along_dim(value, order.view(shape), dim=class_axis)
+            place = order.view(shape)
+            found = torch.take_along_dim(value, place.clamp(min=0), dim=class_axis)
+            mean = value.mean(class_axis, keepdim=True)
+            values[name] = torch.where(place >= 0, found, mean)
+    return recall._replace(values=values)
+
+
+def resize_heads(
+    recall: Recall, n_way: int, *, head: tuple[str, ...], class_axis: int, keep: bool = False
+) -> Recall:
+    """Give recalled ``head`` values ``n_way`` class rows, as `torchemo.core.tree.with_rows` does."""
+    values = {
+        n: with_rows(v, n_way, axis=class_axis, keep=keep) if n in head else v
+        for n, v in recall.values.items()
+    }
     return recall._replace(values=values)

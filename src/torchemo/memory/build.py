@@ -38,9 +38,9 @@ class MemoryOptions:
     """uniform: the paper, and the key network then never learns (A3)."""
     null_distance: float | None = None
     """Distance of an extra empty slot in the softmax: tasks unlike everything remembered recall less."""
-    index: Literal["exact", "random", "approximate"] = "exact"
+    index: Literal["exact", "random", "approximate", "ivfpq"] = "exact"
     """random: a control that recalls arbitrary slots. approximate: for 10^5 slots and more, with the extra
-    ``ann``; exact below 10^4."""
+    ``ann``; exact below 10^4. ivfpq: the same with keys of 24 bytes, for 10^6 and more."""
     tensors: Literal["all", "norm"] = "all"
     """norm: remember scale and shift of normalisation layers only, too few to memorise classes."""
     recall_dropout: float = 0.0
@@ -53,7 +53,8 @@ class MemoryOptions:
     value_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """How values are kept."""
     values_dir: str | None = None
-    """Keep values in memory-mapped files in this folder, so that they may exceed RAM; None: in RAM."""
+    """Keep values in files in this folder, so that they may exceed RAM; checkpoints then name a version in
+    it. None: in RAM."""
     key: Part = field(default_factory=lambda: Part("transformer"))
     """The task key (Eq. 4)."""
 

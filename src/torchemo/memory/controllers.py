@@ -5,7 +5,7 @@ obeys. While the memory is not full a new item takes the lowest free slot whatev
 """
 
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import ClassVar, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -34,6 +34,10 @@ class Controller(Protocol):
         ...
 
 
+MOST_IN_ORDER = 10**7
+"""Slots of the largest memory whose order of use is kept as a list of a hundred bytes and more each."""
+
+
 @dataclass(frozen=True)
 class _Stamping:
     """What the controllers share: they stamp every access and every write."""
@@ -50,6 +54,10 @@ class _Stamping:
     def wrote(self, ledger: Ledger, slot: int) -> None:
         """Stamp the write, which is also an access."""
         ledger.stamp_write(slot)
+
+    def filled(self, ledger: Ledger, first: int, count: int) -> None:
+        """Stamp the writes of free slots, all at once, as `wrote` does one by one."""
+        ledger.stamp_fill(first, count)
 
 
 @final
@@ -93,6 +101,7 @@ class LRU(_Stamping):
 
     update_last: float = 0.0
     seed: int = 0
+    most_slots: ClassVar[int] = MOST_IN_ORDER
 
     def __post_init__(self) -> None:
         if not 0 <= self.update_last <= 1:
@@ -161,6 +170,11 @@ class Clock(_Stamping):
         super().wrote(ledger, slot)
         ledger.referenced[slot] = self.insert_ref
 
+    def filled(self, ledger: Ledger, first: int, count: int) -> None:
+        """Stamp the writes of free slots and set their reference bits to ``insert_ref``."""
+        super().filled(ledger, first, count)
+        ledger.referenced[first : first + count] = self.insert_ref
+
 
 CONTROLLERS = Registry(
     "controller",
@@ -172,6 +186,27 @@ CONTROLLERS = Registry(
     },
     group="torchemo.controllers",
 )
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A controller that notes the writes of many free slots at once."""
+
+    def filled(self, ledger: Ledger, first: int, count: int) -> None:
+        """Note that free slots were written, one after another."""
+        ...
+
+
+def check_capacity(controller: Controller, capacity: int) -> None:
+    """Refuse more slots than a controller can keep in order."""
+    most = getattr(controller, "most_slots", None)
+    if most is not None and capacity > most:
+        raise ConfigError(
+            f"{type(controller).__name__} keeps its slots in order of use, which takes over 100 bytes each:"
+            f" it takes at most {most:,} slots, got {capacity:,}.",
+            hint="Set memory.controller.name to clock or fifo, which need no order,"
+            f" or memory.capacity to {most} or less.",
+        )
 
 
 def build_controller(part: Part, *, seed: int = 0) -> Controller:

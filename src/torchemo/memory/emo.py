@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torchemo.config.registry import Part, Registry
 from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import check_same_structure, select, tree_map
+from torchemo.core.tree import check_same_structure, in_dtype_of, select, tree_map
 from torchemo.core.types import Batch, Params, Recall, TaskShape
 from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.aggregators.aggregator import Aggregator, Joined
 from torchemo.memory.aggregators.parts import clip
 from torchemo.memory.alignment import align_heads
+from torchemo.memory.bound import BoundMemory
 from torchemo.memory.build import (
     MemoryOptions,
     check_groups,
@@ -29,7 +30,7 @@ from torchemo.memory.build import (
     remembered_shapes,
 )
 from torchemo.memory.controllers import CONTROLLERS, build_controller
-from torchemo.memory.interface import BoundMemory, Host, TaskMemory, check_choice, column
+from torchemo.memory.interface import Host, TaskMemory, check_choice, column
 from torchemo.memory.keys import KEYS
 from torchemo.memory.recall import Retrieval, own_generations
 from torchemo.memory.store import EpisodicMemory
@@ -190,6 +191,13 @@ class EMO(TaskMemory):
         self._check_needs()
         if scope == "group":
             check_groups(aggregator, retrieval)
+        mixes = aggregator.any_number or hasattr(aggregator, "mixing_near")
+        if retrieval.max_distance is not None and not mixes:
+            raise ConfigError(
+                "max_distance lets tasks recall different numbers of slots, which this aggregator does not"
+                " take.",
+                hint="Use Mean, Sum or Gated.",
+            )
 
     def _check_choices(self) -> None:
         check_choice("content", self.content, get_args(Content))
@@ -241,10 +249,10 @@ class EMO(TaskMemory):
         if self.keeps_prototypes or self.keeps_support:
             if support is None or self.encoder is None:
                 raise ConfigError("recall: head alignment and re-keying need the support sets.")
-            if self.keeps_prototypes and self.n_way is not None:
+            way = self.classes or self.n_way
+            if self.keeps_prototypes and way is not None:
                 with torch.no_grad():
-                    found = self.encoder.prototypes(support, self.n_way, params=params)
-                notes["prototypes"] = found
+                    notes["prototypes"] = self.encoder.prototypes(support, way, params=params)
             if self.keeps_support:
                 notes |= {"support_x": support.x, "support_y": support.y}
         return notes
@@ -288,8 +296,8 @@ class EMO(TaskMemory):
         part = self._part(recall, grads, step, theta)
         if part is None:
             return self.aggregator.own_only(grads)
-        combined = self.aggregator(grads, part, step=step)
-        if bool(recall.active.all()):
+        combined = in_dtype_of(grads, recall.keys, lambda g: self.aggregator(g, part, step=step))
+        if bool(recall.on_host()[1].all()):
             return combined
         own = self.aggregator.own_only(grads)
         return tree_map(lambda c, o: torch.where(column(recall.active, c), c, o), combined, own)
@@ -371,8 +379,9 @@ class EMO(TaskMemory):
         # Checked before the first touch, so that a refused batch changes nothing at all.
         self.store.check_write(keys, values, notes)
         read = own_generations(recall)
-        self.store.touch(recall.slots[recall.active], generations=read[recall.active])
-        self.store.write(keys, values, notes=notes)
+        slots, used = recall.on_host()
+        self.store.touch(slots[used], generations=read[used])
+        self.store.write(keys, values, notes=notes, checked=True)
 
     def _finish(self, keys: Tensor, params: Params | None) -> None:
         super()._finish(keys, params)

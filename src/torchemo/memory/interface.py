@@ -12,10 +12,13 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import norms
 from torchemo.core.types import Batch, Model, Params, Recall
+from torchemo.memory.alignment import resize_heads
+from torchemo.memory.bound import BoundMemory
 from torchemo.memory.keys.encoder import KeyEncoder
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.selective import SkipUnfamiliar, SkipUnhelpful
 from torchemo.memory.store import EpisodicMemory
+from torchemo.memory.values import leading_axes
 
 
 class Host(NamedTuple):
@@ -44,22 +47,6 @@ class Host(NamedTuple):
     differentiable: bool
 
 
-class BoundMemory(NamedTuple):
-    """A memory with the recall of B tasks in hand, for an inner loop that has taken ``first`` steps."""
-
-    memory: "TaskMemory"
-    recall: Recall
-    first: int = 0
-
-    def direction(self, grads: Params, step: int, theta: Params | None = None) -> Params:
-        """Return the direction of inner step ``step`` at the parameters ``theta`` (Eq. 7)."""
-        return self.memory.combine(grads, self.recall, step=self.first + step, theta=theta)
-
-    def opening(self) -> Params | None:
-        """Return the recall step before the first support gradient, or None."""
-        return None if self.first else self.memory.opening(self.recall)
-
-
 class TaskMemory(nn.Module):
     """Key network, slots and search: what all memories of tasks share.
 
@@ -85,6 +72,10 @@ class TaskMemory(nn.Module):
     """Whether recalled values are added to the start of a task, before any gate of the learner."""
     content: str
     """What a value is, see `torchemo.memory.emo.EMO`."""
+    classes: int | None = None
+    """Classes of the tasks that read this memory, where they are not as many as in training."""
+    keeps_rows: bool = False
+    """Whether their first classes then take recalled head rows as they are, and not the mean of all."""
 
     def __init__(
         self,
@@ -293,7 +284,8 @@ class TaskMemory(nn.Module):
             index: Episode numbers; recall dropout is a function of them.
             group: Which group a learner puts the tasks in.
         """
-        own = self._own_notes(support, params, domain=domain, group=group)
+        tags = {"domain": domain if domain is None else domain.to(keys.device), "group": group}
+        own = self._own_notes(support, params, **tags)
         found = self.retrieval(
             self.store,
             keys,
@@ -301,7 +293,12 @@ class TaskMemory(nn.Module):
             active=self._drawn(len(keys), index),
             learn_slot_keys=self.learns_slot_keys,
         )
-        return self._aligned(self._skipping(found), own)._replace(own_notes=own)
+        aligned = self._aligned(self._skipping(found), own)._replace(own_notes=own)
+        if self.classes is None:
+            return aligned
+        axis = 2 + leading_axes(self.content)
+        keep = self.keeps_rows
+        return resize_heads(aligned, self.classes, head=self.head, class_axis=axis, keep=keep)
 
     def _own_notes(
         self, support: Batch | None, params: Params | None, **tags: Tensor | None
@@ -321,19 +318,19 @@ class TaskMemory(nn.Module):
         active = recall.active
         for rule in rules:
             active = active & rule.allows(recall)
-        return recall._replace(active=active, weights=recall.weights * active[:, None])
+        return recall._replace(
+            active=active, host_active=None, weights=recall.weights * active[:, None]
+        )
 
     def _drawn(self, tasks: int, index: Tensor | None) -> Bool[Tensor, " task"]:
         """Draw which tasks of training use their recall (recall dropout)."""
         if not self.training or self.recall_dropout == 0:
-            return torch.ones(tasks, dtype=torch.bool)
+            return torch.ones(tasks, dtype=torch.bool, device="cpu")
         # Without episode numbers the draw is a function of the batch and the task's place in it.
         path = ("batch", int(self.store.ledger.iteration)) if index is None else ("episode",)
         numbers = range(tasks) if index is None else index.tolist()
-        draws = [
-            torch.rand((), generator=generator_for(self.seed, "recall-dropout", *path, i))
-            for i in numbers
-        ]
+        seeded = (generator_for(self.seed, "recall-dropout", *path, i) for i in numbers)
+        draws = [torch.rand((), generator=generator) for generator in seeded]
         return torch.stack(draws) >= self.recall_dropout
 
     # -- remember ----------------------------------------------------------------------------------
@@ -360,8 +357,8 @@ class TaskMemory(nn.Module):
         for name, value in values.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             # In float64: the square of a large gradient that is still finite would overflow.
-            size = norms({"": value.double()}) / norms({"": noise.double()})
-            drawn[name] = noise * column(size, noise).to(noise.dtype)
+            size = norms({"": value.cpu().double()}) / norms({"": noise.double()})
+            drawn[name] = (noise * column(size, noise).to(noise.dtype)).to(value.device)
         return drawn
 
 

@@ -173,21 +173,21 @@ class OffsetMemory(TaskMemory):
         """Step the recalled slots along the per-task gradients, or collect keys before they are seeded."""
         keys = recall.keys.detach()
         # Checked before the first touch, so that a refused batch changes nothing at all.
-        self.store.check_write(keys, values, {})
-        if slot_key_gradient is not None:
-            self.store.check_slot_keys(slot_key_gradient, what="key gradient")
-        self.store.touch(recall.slots[recall.active], generations=recall.generations[recall.active])
+        self.store.check_write(keys, values, {}, slot_keys=slot_key_gradient)
+        slots, used = recall.on_host()
+        self.store.touch(slots[used], generations=recall.generations[used])
         far = self._far(recall)
         if recall.m:
-            same = self.store.ledger.generation[recall.slots] == recall.generations
+            same = (self.store.ledger.generation[slots] == recall.generations).to(keys.device)
             self.store.step_slots(
                 values,
                 recall.slots,
                 weights=recall.weights.detach() * (same & ~far[:, None]),
                 optimizer=self.slots.at(rate_factor),
                 key_gradient=slot_key_gradient,
+                checked=True,
             )
-        if bool(far.any()):
+        if self.novelty is not None and bool(far.any()):
             zeros = {n: torch.zeros_like(row[far]) for n, row in values.items()}
             self.store.write(keys[far], zeros)
         if self.novelty is None and len(self.store) == 0:
@@ -196,9 +196,9 @@ class OffsetMemory(TaskMemory):
     def _far(self, recall: Recall) -> Tensor:
         """Return which tasks claim a slot of their own."""
         if self.novelty is None:
-            return torch.zeros(len(recall.keys), dtype=torch.bool)
+            return recall.keys.new_zeros(len(recall.keys), dtype=torch.bool)
         if not recall.m:
-            return torch.full((len(recall.keys),), torch.inf) > self.novelty
+            return recall.keys.new_full((len(recall.keys),), torch.inf) > self.novelty
         return recall.distances[:, 0] > self.novelty
 
     def _warm_up(self, keys: Tensor, values: Params) -> None:
@@ -234,4 +234,4 @@ def key_centres(
     apart; there are always ``slots`` of them.
     """
     best = centres(keys, slots, seed=seed, name="key-centres", restarts=restarts)
-    return torch.nn.functional.normalize(best, dim=1).to(keys.dtype)
+    return torch.nn.functional.normalize(best, dim=1).to(keys)

@@ -1,6 +1,6 @@
 """Nearest-neighbour search over slot keys: exact, or at random for a control.
 
-Approximate search, for 10^5 slots and more, is in `torchemo.memory.scale.approximate`.
+Approximate search, for 10^5 slots and more, is in `torchemo.memory.scale`.
 """
 
 from typing import Protocol, final, runtime_checkable
@@ -55,9 +55,9 @@ class RandomIndex:
         filled = slot_keys.shape[0]
         rows = []
         for key in keys.detach():
-            name = key.double().numpy().tobytes().hex()
+            name = key.cpu().double().numpy().tobytes().hex()
             generator = generator_for(self.seed, "random-slots", filled, name)
-            drawn = torch.randperm(filled, generator=generator)[:m]
+            drawn = torch.randperm(filled, generator=generator)[:m].to(keys.device)
             rows.append(drawn[(slot_keys[drawn] - key).square().sum(-1).argsort(stable=True)])
         return torch.stack(rows)
 
@@ -82,6 +82,7 @@ INDICES = Registry(
         "exact": "torchemo.memory.search:ExactIndex",
         "random": "torchemo.memory.search:RandomIndex",
         "approximate": "torchemo.memory.scale.approximate:ApproximateIndex",
+        "ivfpq": "torchemo.memory.scale.compressed:CompressedIndex",
     },
     group="torchemo.indices",
 )

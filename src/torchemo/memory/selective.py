@@ -58,25 +58,26 @@ class SkipUnfamiliar(nn.Module):
     def see(self, keys: Float[Tensor, "task dim"]) -> None:
         """Keep the keys of training tasks in place of the oldest."""
         last = keys.detach()[-len(self.keys) :]
-        first = int(self.seen) + len(keys) - len(last)
-        places = torch.arange(first, first + len(last)) % len(self.keys)
+        first = self.seen + (len(keys) - len(last))
+        places = (first + torch.arange(len(last), device=keys.device)) % len(self.keys)
         self.keys[places] = last.to(self.keys)
         self.seen += len(keys)
 
     def allows(self, recall: Recall) -> Bool[Tensor, " task"]:
         """Return which tasks may use their recall; changes nothing."""
-        keys = recall.keys
-        kept = self.keys[: int(self.seen)].double()
+        keys = recall.keys.detach()
+        # On the host, as not every device has float64; it is a small matrix.
+        kept = self.keys[: int(self.seen)].cpu().double()
         n, dim = len(kept), self.keys.shape[1]
         if n < 2 * dim:
-            return torch.ones(len(keys), dtype=torch.bool)
+            return keys.new_ones(len(keys), dtype=torch.bool)
         mean, away = kept.mean(0), kept - kept.mean(0)
         covariance = away.T @ away / (n - 1)
         # Above zero even where all keys are the same.
         variance = covariance.diagonal().mean().clamp_min(1e-12)
-        ridge = RIDGE * variance * torch.eye(dim, dtype=torch.float64)
-        far = _squared(keys.detach().double() - mean, covariance + ridge)
-        return far <= _left_out(away, covariance, ridge).quantile(self.share)
+        ridge = RIDGE * variance * torch.eye(dim, dtype=torch.float64, device="cpu")
+        far = _squared(keys.cpu().double() - mean, covariance + ridge)
+        return (far <= _left_out(away, covariance, ridge).quantile(self.share)).to(keys.device)
 
 
 @final
@@ -120,10 +121,12 @@ class SkipUnhelpful(nn.Module):
     ) -> None:
         """Judge all slots by the gains of tasks that recalled them with these weights."""
         shape = (len(slots), len(self.failed))
-        a = torch.zeros(shape, dtype=torch.float64).scatter_(1, slots, weights.detach().double())
+        a = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        a.scatter_(1, slots.cpu(), weights.detach().cpu().double())
+        gains = gains.cpu().double()
         total = a.sum(0).clamp_min(torch.finfo(a.dtype).tiny)
-        gain = (a * gains.double()[:, None]).sum(0) / total
-        error = (a * (gains.double()[:, None] - gain)).square().sum(0).sqrt() / total
+        gain = (a * gains[:, None]).sum(0) / total
+        error = (a * (gains[:, None] - gain)).square().sum(0).sqrt() / total
         self.failed.copy_(~(gain - BOUND * error > self.least))
 
 

@@ -4,6 +4,7 @@ A task starts from ``theta + sum_j a_j V_j``. Since d(mean_b L_b) / dV_j = mean_
 along its share of the per-task gradients G_b is gradient descent on the content of the memory.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -50,6 +51,37 @@ class SlotAdam:
         """Return the same step with its rates multiplied by ``factor``."""
         return replace(self, lr=self.lr * factor, key_lr=self.key_lr * factor)
 
+    def moved(
+        self, slots: Int[Tensor, "task m"], weights: Float[Tensor, "task m"], *, filled: int
+    ) -> Bool[Tensor, " slot"]:
+        """Return which filled slots step, on the host: all, or those that were recalled with a weight."""
+        if self.update == "dense":
+            return torch.ones(filled, dtype=torch.bool, device="cpu")
+        used = (weights > 0).to(weights.dtype).flatten()
+        return (used.new_zeros(filled).index_add_(0, slots.flatten(), used) > 0).cpu()
+
+    def step_group_(
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        moments: Params,
+        moved: Bool[Tensor, " slot"],
+        *,
+        group: str,
+    ) -> None:
+        """Step the first slots of a tensor in place with its moments: ``keys``, or ``values.<name>``."""
+        filled = value.shape[0]
+        self.step_(
+            value,
+            gradient,
+            first=moments[f"first.{group}"][:filled],
+            second=moments[f"second.{group}"][:filled],
+            steps=moments["steps"][:filled],
+            moved=moved,
+            lr=self.key_lr if group == "keys" else self.lr,
+            decay=0.0 if group == "keys" else self.decay,
+        )
+
     def step_(
         self,
         value: Tensor,
@@ -66,14 +98,24 @@ class SlotAdam:
         shape = (-1,) + (1,) * (value.dim() - 1)
         beta1, beta2 = self.betas
         rows = slice(None) if bool(moved.all()) else moved  # a slice copies nothing
-        # Counted in float64: in float32, 1 - 0.999 has four right digits.
+        # Counted on the host in float64: in float32, 1 - 0.999 has four right digits.
         count = steps[rows].double().view(shape)
         m = first[rows].mul_(beta1).add_(gradient[rows], alpha=1 - beta1)
         v = second[rows].mul_(beta2).addcmul_(gradient[rows], gradient[rows], value=1 - beta2)
         first[rows], second[rows] = m, v
-        m_hat = m / (1 - beta1**count).to(m.dtype)
-        denominator = (v.sqrt() / (1 - beta2**count).sqrt().to(v.dtype)).add_(self.eps)
+        m_hat = m / (1 - beta1**count).to(m)
+        denominator = (v.sqrt() / (1 - beta2**count).sqrt().to(v)).add_(self.eps)
         value[rows] = value[rows] * (1 - lr * decay) - (lr * m_hat / denominator).to(value.dtype)
+
+
+def zero_moments(keys: Float[Tensor, "slot dim"], shapes: Mapping[str, torch.Size]) -> Params:
+    """Return what Adam knows of T slots before their first step: step counts and moments."""
+    moments = {"steps": torch.zeros(len(keys), dtype=torch.int64, device="cpu")}
+    named = {f"values.{name}": shape for name, shape in shapes.items()}
+    for group, shape in {"keys": keys.shape[1:], **named}.items():
+        for moment in ("first", "second"):
+            moments[f"{moment}.{group}"] = keys.new_zeros(len(keys), *shape)
+    return moments
 
 
 def slot_gradients(

@@ -9,6 +9,9 @@ path,
 
 which is exact along the path for a quadratic loss. It needs no further gradient: the path is known. A step
 without positive curvature has f_s = 0, and the last step takes the f of the one before.
+
+``gauss_newton`` keeps one gradient, half-way along the path, with one factor per support example and output
+(`torchemo.learners.curvature`); the sum goes over all factors. Only a lifelong memory keeps it.
 """
 
 from collections.abc import Mapping
@@ -23,7 +26,7 @@ from torchemo.core.types import Params
 
 Content: TypeAlias = Literal["first", "last", "mean", "per_step", "secant", "query", "meta"]
 
-_AXES = {"per_step": 1, "secant": 2}
+_AXES = {"per_step": 1, "secant": 2, "gauss_newton": 2}
 _TINY = 1e-8
 
 
@@ -69,7 +72,7 @@ def at_step(values: Params, content: str, step: int, theta: Params | None) -> Pa
         values: Recalled values ``{name: [B, m, ..., *shape]}``.
         content: What they are.
         step: Inner step s.
-        theta: Parameters of the tasks at this step, to which ``secant`` moves the gradients; None recalls
+        theta: Parameters of the tasks at this step, to which curvature moves the gradients; None recalls
             them as they were stored.
     """
     if leading_axes(content) == 0:
@@ -95,14 +98,15 @@ def _secants(gradients: Params, path: tuple[Params, ...]) -> Params:
 
 
 def _followed(values: Params, theta: Params) -> Params:
-    """Move recalled gradients ``[B, m, 3, *shape]`` to where the tasks are now."""
+    """Move recalled gradients ``[B, m, 2 + factors, *shape]`` to where the tasks are now."""
     slopes = {n: v[:, :, 0] for n, v in values.items()}
     moving = [n for n in values if n in theta]
     if not moving:
         return slopes
-    factors = {n: values[n][:, :, 2] for n in moving}
-    away = _dot(factors, {n: theta[n][:, None] - values[n][:, :, 1] for n in moving})
-    return slopes | {n: slopes[n] + _column(away, f) * f for n, f in factors.items()}
+    factors = {n: values[n][:, :, 2:] for n in moving}
+    away = {n: (theta[n][:, None] - values[n][:, :, 1])[:, :, None] for n in moving}
+    along = _dot(factors, away, axes=3)
+    return slopes | {n: slopes[n] + (_column(along, f) * f).sum(2) for n, f in factors.items()}
 
 
 def _differences(stacked: Tensor) -> Tensor:
@@ -116,9 +120,9 @@ def _last_again(factors: Tensor, *, like: Tensor) -> Tensor:
     return torch.cat((factors, factors[:, -1:]), 1)
 
 
-def _dot(left: Params, right: Params) -> Tensor:
-    """Return inner products over all tensors, with the two leading axes kept."""
-    parts = [(left[n] * right[n]).flatten(2).sum(2) for n in left]
+def _dot(left: Params, right: Params, *, axes: int = 2) -> Tensor:
+    """Return inner products over all tensors, with the leading axes kept."""
+    parts = [(left[n] * right[n]).flatten(axes).sum(axes) for n in left]
     return torch.stack(parts).sum(0)
 
 

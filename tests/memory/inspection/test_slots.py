@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchemo.core.errors import CheckpointError
+from torchemo.core.errors import CheckpointError, ConfigError
 from torchemo.memory.controllers import Clock
+from torchemo.memory.inspection import slots as slots_module
 from torchemo.memory.inspection.slots import faults, principal_map, restored_memory, survey
 from torchemo.memory.store import EpisodicMemory
 
@@ -187,3 +188,23 @@ def test_keys_need_no_unit_length_where_nobody_asks_for_it(memory):
     memory.keys[:3] *= 7
     assert faults(memory, unit=False) == []
     assert faults(memory, unit=True) == ["slot 0, 1, 2: key is no unit vector."]
+
+
+def test_a_list_of_too_many_slots_is_refused_and_names_what_checks_them(monkeypatch):
+    monkeypatch.setattr(slots_module, "MOST", 2)
+    memory = EpisodicMemory(3, 2)
+    memory.write(torch.eye(2), {"w": torch.zeros(2, 1)})
+    assert survey(memory).filled == 2
+    memory.write(torch.ones(1, 2), {"w": torch.zeros(1, 1)})
+    with pytest.raises(ConfigError, match="3 filled slots; at most 2") as told:
+        survey(memory)
+    assert "memory verify" in told.value.hint
+
+
+def test_neighbours_found_in_blocks_are_those_found_at_once(monkeypatch):
+    memory = EpisodicMemory(20, 3)
+    memory.write(torch.randn(20, 3), {"w": torch.randn(20, 4)})
+    whole = survey(memory)
+    monkeypatch.setattr(slots_module, "_NUMBERS", 200)
+    monkeypatch.setattr(slots_module, "_AT_ONCE", 7)
+    assert survey(memory) == whole

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from tests.memory.keys.cases import EMBEDDERS, build, choose, data_for, images, pairs, theta
-from torchemo.core.errors import DataError
+from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch
+from torchemo.memory.aggregators.gate import GateOptions
 from torchemo.memory.keys import KEYS
 from torchemo.memory.keys.embedders import PairEmbedder
 from torchemo.memory.keys.encoder import KeyEncoder, LearnerKey
 from torchemo.memory.keys.statistics import StatisticsKey, StatisticsNetwork
-from torchemo.memory.keys.transformer import MeanKey, TransformerKey
+from torchemo.memory.keys.transformer import MeanKey, TransformerKey, TransformerKeyOptions
 
 CASES = [(e, n) for e in ("transformer", "mean") for n in EMBEDDERS]
 CASES += [(e, n) for e in ("statistics", "learned-statistics") for n in ("own", "pairs")]
@@ -90,3 +91,17 @@ def test_a_key_that_is_not_finite_is_refused_with_its_task():
     support.x[1], support.y[1] = 0, 0
     with pytest.raises(DataError, match="key of task 1"):
         encoder(support)
+
+
+@pytest.mark.parametrize("name", ["dim", "layers", "heads", "ff"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_key_network_of_no_size_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"memory\.key\.{name} should be 1 or more, got {value}"):
+        TransformerKeyOptions(**{name: value})
+
+
+def test_a_key_network_deeper_than_memory_holds_is_refused_before_it_is_built():
+    with pytest.raises(ConfigError, match=r"memory\.key\.layers should be 1000 or less"):
+        TransformerKeyOptions(layers=1_000_000)
+    with pytest.raises(ConfigError, match=r"memory\.aggregator\.layers should be 1000 or less"):
+        GateOptions(layers=1_000_000)

@@ -12,7 +12,7 @@ from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import TaskShape
 from torchemo.learners.build import build_learner
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import Sum
 from torchemo.memory.controllers import CONTROLLERS
@@ -129,7 +129,7 @@ def test_permuting_the_slots_permutes_what_is_found():
     before = emo.recall(keys)
     order = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(4))
     emo.store.keys = emo.store.keys[order]
-    emo.store.values["w"] = emo.store.values["w"][order]
+    emo.store.values = {"w": emo.store.values["w"][order]}
     after = emo.recall(keys)
     assert torch.equal(order[after.slots], before.slots)
     assert torch.equal(after.values["w"], before.values["w"])

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
+from torchemo.config.options import MOST_LAYERS, refuse_above, refuse_below
 from torchemo.core.errors import ConfigError, ShapeError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Params, Recall
@@ -43,6 +44,10 @@ class GateOptions:
     """Layers of the Transformer."""
     max_neighbors: int | None = None
     """Use only the nearest slots; 9 gives the paper's length 11 (A10)."""
+
+    def __post_init__(self) -> None:
+        refuse_below(1, self, "layers", where="memory.aggregator")
+        refuse_above(MOST_LAYERS, self, "layers", where="memory.aggregator")
 
 
 @final
@@ -118,6 +123,9 @@ class GateTransformer(OwnAlone):
     def build(cls, options: GateOptions, joined: Joined) -> "GateTransformer":
         """Make the aggregator from its options."""
         return cls(joined.shapes, generator=joined.generator, head=joined.head, **vars(options))
+
+    any_way: ClassVar[bool] = False
+    """Its sketches are of tensors of the shapes of training."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchemo.config.registry import NoOptions
@@ -52,11 +52,21 @@ class _Linear(OwnAlone):
     def mixing(self, weights: Float[Tensor, "task m"]) -> tuple[float, Float[Tensor, "task m"]]:
         """Return c_0 and c_j, where ``weights`` is a_j."""
 
+    def mixing_near(
+        self, weights: Float[Tensor, "task m"], near: Bool[Tensor, "task m"]
+    ) -> tuple[float | Tensor, Float[Tensor, "task m"]]:
+        """Return c_0 and c_j where only some slots of a task are used."""
+        return self.mixing(weights)
+
     def forward(self, grads: Params, recall: Recall, *, step: int = 0) -> Params:
         """Combine own and recalled gradients (Eq. 8, 9); ``step`` makes no difference."""
         if recall.m == 0:
             return self.own_only(grads)
-        own, recalled = self.mixing(recall.weights)
+        own, recalled = (
+            self.mixing(recall.weights)
+            if recall.near is None
+            else self.mixing_near(recall.weights, recall.near)
+        )
         return self.own_only(grads) | {
             name: mix(grads[name], recall.values[name], own=own, recalled=recalled)
             for name in recalled_names(grads, recall)
@@ -119,6 +129,15 @@ class Mean(_Linear):
     def mixing(self, weights: Float[Tensor, "task m"]) -> tuple[float, Float[Tensor, "task m"]]:
         """Return the weights of Eq. 8."""
         return mean_weights(weights, self._divisor(weights.shape[1]))
+
+    def mixing_near(
+        self, weights: Float[Tensor, "task m"], near: Bool[Tensor, "task m"]
+    ) -> tuple[float | Tensor, Float[Tensor, "task m"]]:
+        """Return the weights of Eq. 8 with m the number of slots that each task uses."""
+        count = near.sum(1).to(weights.dtype)
+        plain = self.rescale == "none" and not self.pad
+        divisor = count + 1 if plain else torch.full_like(count, self._divisor(weights.shape[1]))
+        return 1 / divisor, weights * (count / divisor)[:, None]
 
     def own_only(self, grads: Params) -> Params:
         """Return the gradients themselves, or a k + 1-th of them if padded."""

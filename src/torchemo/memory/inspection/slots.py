@@ -1,18 +1,27 @@
-"""What a memory holds, slot by slot, where its keys lie, and whether its books are in order."""
+"""What a memory holds, slot by slot, where its keys lie, and whether its state is consistent."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from torchemo.core.errors import CheckpointError
+from torchemo.core.errors import CheckpointError, ConfigError
 from torchemo.core.tree import norms
+from torchemo.core.types import Params
+from torchemo.memory.controllers import FIFO
+from torchemo.memory.ledger import book_faults, say_slots
+from torchemo.memory.scale.segments import FileRows
 from torchemo.memory.store import EpisodicMemory
 
 UNIT_TOLERANCE = 1e-3
 """How far the length of a unit key may be from 1."""
+
+MOST = 20_000
+"""Slots of the largest memory that is listed slot by slot."""
+_AT_ONCE, _NUMBERS = 256, 1 << 24
 
 PREFIX = "store."
 """How the tensors of the slots are named in the state of a memory."""
@@ -66,32 +75,38 @@ class MemoryView(NamedTuple):
     slots: tuple[SlotView, ...]
 
 
-def restored_memory(state: Mapping[str, Tensor], *, value_dtype: torch.dtype) -> EpisodicMemory:
+def restored_memory(
+    state: Mapping[str, Tensor], *, value_dtype: torch.dtype, values_dir: Path | None = None
+) -> EpisodicMemory:
     """Build the memory that was saved within the state of a memory, without its network."""
     own = {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
     keys = own.get("keys")
     if keys is None or keys.dim() != 2 or keys.shape[1] < 1:
         raise CheckpointError("the saved state has no keys of a memory.")
     memory = EpisodicMemory(
-        keys.shape[0], keys.shape[1], value_dtype=value_dtype, key_dtype=keys.dtype
+        keys.shape[0],
+        keys.shape[1],
+        controller=FIFO(),  # it is only looked at
+        value_dtype=value_dtype,
+        key_dtype=keys.dtype,
+        values_dir=values_dir,
     )
     memory.load_state_dict(own)
-    filled = int(memory.ledger.filled)
-    if not 0 <= filled <= memory.capacity:
-        raise CheckpointError(
-            f"{filled} slots are said to be filled, the memory has {memory.capacity}."
-        )
     return memory
 
 
 def survey(memory: EpisodicMemory) -> MemoryView:
-    """Look at every filled slot of a memory."""
+    """Look at every filled slot of a memory.
+
+    Raises:
+        ConfigError: There are too many for a list.
+    """
     n, ledger = len(memory), memory.ledger
+    _refuse_too_many(n)
     keys = memory.keys[:n].double()
     distances, nearest = _neighbours(keys)
     places, explained = principal_map(keys)
-    values = {name: value[:n].double() for name, value in memory.values.items()}
-    sizes = norms(values) if values and n else torch.zeros(n, dtype=torch.float64)
+    sizes = torch.cat([keys[:0, 0], *(norms(_doubles(memory, part)) for part in _parts(memory))])
     domain = memory.notes["domain"].tolist() if "domain" in memory.notes else None
     slots = tuple(
         SlotView(
@@ -116,6 +131,14 @@ def survey(memory: EpisodicMemory) -> MemoryView:
         mapped=sum(explained),
         slots=slots,
     )
+
+
+def _refuse_too_many(filled: int) -> None:
+    if filled > MOST:
+        raise ConfigError(
+            f"this memory has {filled:,} filled slots; at most {MOST:,} can be listed and mapped.",
+            hint="Check it with: torchemo memory verify RUN",
+        )
 
 
 def principal_map(
@@ -143,62 +166,67 @@ def principal_map(
 
 def faults(memory: EpisodicMemory, *, unit: bool) -> list[str]:
     """List everything that cannot be true of a memory that was written by its own rules."""
-    return [*_bad_content(memory, unit=unit), *_bad_books(memory)]
+    return [*_bad_content(memory, unit=unit), *book_faults(memory.ledger.absolute())]
+
+
+def _parts(memory: EpisodicMemory) -> Iterator[Int[Tensor, " slot"]]:
+    """Yield the filled slots, some at a time: values in files may exceed RAM."""
+    if memory.contents is not None:
+        for first in range(0, len(memory), _AT_ONCE):
+            yield torch.arange(first, min(first + _AT_ONCE, len(memory)), device="cpu")
+
+
+def _doubles(memory: EpisodicMemory, slots: Int[Tensor, " slot"]) -> Params:
+    if memory.contents is None:
+        return {}
+    rows = memory.contents.read(slots).double()
+    return memory.contents.layout.unpack(rows)
+
+
+def _bad_files(memory: EpisodicMemory) -> Iterator[str]:
+    """Read every value; name the slots whose bytes are not those that were written."""
+    for part in _parts(memory):
+        try:
+            _doubles(memory, part)
+        except CheckpointError:
+            for slot in part:
+                try:
+                    _doubles(memory, slot[None])
+                except CheckpointError as error:
+                    yield error.message
 
 
 def _neighbours(keys: Float[Tensor, "slot dim"]) -> tuple[Tensor, Tensor]:
     """Return the distance to the nearest other key of each slot, and whose it is."""
     if keys.shape[0] < 2:
         return keys.new_zeros(0), keys.new_zeros(0, dtype=torch.int64)
-    apart = (keys[:, None] - keys[None]).square().sum(-1).sqrt().fill_diagonal_(torch.inf)
-    found = apart.min(1)
-    return found.values, found.indices
+    distances, nearest = keys.new_zeros(len(keys)), torch.zeros_like(keys[:, 0], dtype=torch.int64)
+    block = max(1, _NUMBERS // keys.numel())
+    for first in range(0, len(keys), block):
+        own = keys[first : first + block]
+        apart = (own[:, None] - keys[None]).square().sum(-1).sqrt()
+        rows = torch.arange(len(own), device=keys.device)
+        apart[rows, first + rows] = torch.inf
+        found = apart.min(1)
+        distances[first : first + block], nearest[first : first + block] = found
+    return distances, nearest
 
 
 def _bad_content(memory: EpisodicMemory, *, unit: bool) -> Iterator[str]:
-    filled = len(memory)
-    parts = {"key": memory.keys, **{f"value '{n}'": v for n, v in memory.values.items()}}
+    filled, in_files = len(memory), isinstance(memory.contents, FileRows)
+    parts = {"key": memory.keys}
+    parts |= {} if in_files else {f"value '{n}'": v for n, v in memory.values.items()}
     parts |= {f"note '{n}'": v for n, v in memory.notes.items()}
     parts |= {f"moment '{n}'": v for n, v in memory.moments.items()}
     for what, tensor in parts.items():
         rows = tensor.reshape(memory.capacity, -1)
-        yield from _slots(~rows.isfinite().all(1), f"{what} is not finite")
+        yield from say_slots(~rows.isfinite().all(1), f"{what} is not finite")
         if what == "key" or what.startswith("value"):
             left = (rows != 0).any(1)
             left[:filled] = False
-            yield from _slots(left, f"{what} is there although the slot is empty")
+            yield from say_slots(left, f"{what} is there although the slot is empty")
+    if in_files:
+        yield from _bad_files(memory)
     if unit and filled:
         off = (memory.keys[:filled].double().norm(dim=1) - 1).abs() > UNIT_TOLERANCE
-        yield from _slots(off, "key is no unit vector")
-
-
-def _bad_books(memory: EpisodicMemory) -> Iterator[str]:
-    ledger, capacity = memory.ledger, memory.capacity
-    held = torch.arange(capacity) < len(memory)
-    now, batches = ledger.now, ledger.iteration
-    yield from _slots(held & (ledger.generation < 1), "is filled although it was never written")
-    yield from _slots(
-        ~held & (ledger.generation + ledger.written + ledger.recalls != 0),
-        "was written although it is empty",
-    )
-    yield from _slots(
-        held & ((ledger.written < 1) | (ledger.accessed > now)), "has a time that never was"
-    )
-    yield from _slots(held & (ledger.accessed < ledger.written), "was used before it was written")
-    yield from _slots(
-        held & ((ledger.born < 0) | (ledger.born > batches)), "was written in a batch to come"
-    )
-    yield from _slots(held & (ledger.recalls < 0), "was recalled less than never")
-    if capacity and not 0 <= int(ledger.hand) < capacity:
-        yield f"the hand of the clock is at {int(ledger.hand)}, there are {capacity} slots."
-    times = ledger.accessed[held]
-    if len(set(times.tolist())) < len(times):
-        yield "two slots have the same time of last use."
-
-
-def _slots(bad: Tensor, what: str) -> Iterator[str]:
-    """Say which slots are bad, if any are."""
-    numbers = bad.nonzero().flatten().tolist()
-    if numbers:
-        more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-        yield f"slot {', '.join(map(str, numbers[:3]))}{more}: {what}."
+        yield from say_slots(off, "key is no unit vector")

@@ -54,10 +54,11 @@ def query_as_support(query: Batch, n_way: int | None = None) -> Batch:
     """
     if n_way is None:
         return query
-    check_labels(query.y, n_way, what="query labels")
+    if query.y.is_cpu:
+        check_labels(query.y, n_way, what="query labels")
     labels = torch.arange(n_way, device=query.y.device)
     member = query.y[:, None] == labels[:, None]
-    if not member.any(-1).all():
+    if query.y.is_cpu and not member.any(-1).all():
         b, c = (~member.any(-1)).nonzero()[0].tolist()
         raise DataError(
             f"query set of task {b}: class {c} has no image.",
@@ -167,6 +168,12 @@ class SelfRecognition:
         self, episode: Episode, params: Params | None = None, *, rate_factor: float = 1.0
     ) -> float:
         """Train on a batch of tasks and keep its support sets; return the loss it had before."""
+        return float(self.train(episode, params, rate_factor=rate_factor))
+
+    def train(
+        self, episode: Episode, params: Params | None = None, *, rate_factor: float = 1.0
+    ) -> Tensor:
+        """Do what `step` does, without waiting for the loss."""
         kept = self._kept(episode.support)
         self._check_fits(kept)
         weights = list(self._weights.values())
@@ -181,7 +188,7 @@ class SelfRecognition:
         self._adam.param_groups[0]["lr"] = lr
         _set_gradients(weights, others)
         self._push(kept)
-        return float(loss.detach())
+        return loss.detach()
 
     def push(self, support: Batch) -> None:
         """Keep the support sets of B tasks in place of the oldest ones."""
@@ -203,8 +210,8 @@ class SelfRecognition:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that a bitwise resume needs beside the weights of the key network."""
         state = {
-            "pushed": torch.tensor(self._pushed),
-            "lr": torch.tensor(self.lr, dtype=torch.float64),
+            "pushed": torch.tensor(self._pushed, device="cpu"),
+            "lr": torch.tensor(self.lr, dtype=torch.float64, device="cpu"),
         }
         if self._ring is not None:
             state |= {"queue.x": self._ring.x.clone(), "queue.y": self._ring.y.clone()}
@@ -220,11 +227,15 @@ class SelfRecognition:
         self._adam.param_groups[0]["lr"] = float(state["lr"])
         self._ring = None
         if "queue.x" in state:
-            self._ring = Batch(state["queue.x"].clone(), state["queue.y"].clone())
+            home = next(iter(self._weights.values())).device
+            self._ring = Batch(*(state[n].to(home, copy=True) for n in ("queue.x", "queue.y")))
         self._adam.state.clear()
         for name, p in self._weights.items():
             if f"adam.step.{name}" in state:
-                self._adam.state[p] = {m: state[f"adam.{m}.{name}"].clone() for m in _MOMENTS}
+                saved = {m: state[f"adam.{m}.{name}"] for m in _MOMENTS}
+                # Adam counts its steps on the host.
+                homes = {m: torch.device("cpu") if m == "step" else p.device for m in saved}
+                self._adam.state[p] = {m: t.to(homes[m], copy=True) for m, t in saved.items()}
 
     def _check_fits(self, support: Batch) -> None:
         for ring, values in zip(self._ring or (), support, strict=False):
@@ -241,8 +252,15 @@ class SelfRecognition:
             if any(f"adam.{m}.{name}" in state for m in _MOMENTS):
                 shapes |= {f"adam.step.{name}": torch.Size()}
                 shapes |= {f"adam.{m}.{name}": p.shape for m in _MOMENTS[1:]}
-        if state.get("pushed", torch.zeros(())).any() or "queue.x" in state or "queue.y" in state:
-            ring = {part: state.get(part, torch.empty(0)).shape for part in ("queue.x", "queue.y")}
+        if (
+            state.get("pushed", torch.zeros((), device="cpu")).any()
+            or "queue.x" in state
+            or "queue.y" in state
+        ):
+            ring = {
+                part: state.get(part, torch.empty(0, device="cpu")).shape
+                for part in ("queue.x", "queue.y")
+            }
             shapes |= {part: torch.Size([self.older, *shape[1:]]) for part, shape in ring.items()}
         got = {name: value.shape for name, value in state.items()}
         wrong = sorted(n for n in shapes.keys() | got.keys() if shapes.get(n) != got.get(n))

@@ -227,7 +227,7 @@ def describe_pictures(x: Float[Tensor, "task n c h w"]) -> Float[Tensor, "task n
     right = (x[..., 1:] - x[..., :-1]).abs().flatten(3).mean(-1)
     below = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(3).mean(-1)
     centred = pixels - mean[..., None]
-    row, column = torch.triu_indices(x.shape[2], x.shape[2], offset=1)
+    row, column = torch.triu_indices(x.shape[2], x.shape[2], offset=1, device=x.device)
     together = (centred @ centred.transpose(2, 3) / pixels.shape[-1])[..., row, column]
     layout = F.adaptive_avg_pool2d(x.flatten(0, 1), LAYOUT).view(*x.shape[:2], -1)
     parts = [(mean - 0.5) / 0.2, (spread - 0.25) / 0.1, (right - 0.06) / 0.04]
@@ -257,7 +257,7 @@ def _moments(pairs: Float[Tensor, "task n e"]) -> Float[Tensor, "task moment"]:
     centred = pairs - mean[:, None]
     covariance = centred.transpose(1, 2) @ centred / pairs.shape[1]
     spread = covariance.diagonal(dim1=1, dim2=2).sqrt()
-    row, column = torch.triu_indices(mean.shape[1], mean.shape[1], offset=1)
+    row, column = torch.triu_indices(mean.shape[1], mean.shape[1], offset=1, device=mean.device)
     return torch.cat([mean, spread, covariance[:, row, column]], dim=1)
 
 

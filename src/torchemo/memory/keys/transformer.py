@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
+from torchemo.config.options import MOST_LAYERS, refuse_above, refuse_below
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import check_labels
 from torchemo.core.prototypes import class_means
@@ -36,6 +37,9 @@ class MeanKeyOptions(KeyOptions):
     unit: bool = True
     """Keys are unit vectors; needed by softmax weights."""
 
+    def __post_init__(self) -> None:
+        refuse_below(1, self, "dim", where="memory.key")
+
 
 @final
 @dataclass(frozen=True)
@@ -50,6 +54,14 @@ class TransformerKeyOptions(MeanKeyOptions):
     """Width of its feed-forward layers (the paper does not say)."""
     use_labels: bool = False
     """Add a label embedding to every example (A2)."""
+
+    def __post_init__(self) -> None:
+        refuse_below(1, self, "dim", "layers", "heads", "ff", where="memory.key")
+        refuse_above(MOST_LAYERS, self, "layers", where="memory.key")
+        if self.dim % self.heads:
+            raise ConfigError(
+                f"memory.key.dim should be a multiple of memory.key.heads, got {self.dim} and {self.heads}."
+            )
 
 
 class _OfExamples(nn.Module):
@@ -154,6 +166,11 @@ class TransformerKey(_OfExamples):
         self.transformer = draw_weights(stack, generator)
         self.norm = nn.LayerNorm(dim)
         self.labels = _token(n_way or 0, dim, generator=generator) if use_labels else None
+
+    @property
+    def any_way(self) -> bool:
+        """Return whether tasks may have any number of classes; not if labels have embeddings."""
+        return self.labels is None
 
     def train(self, mode: bool = True) -> "TransformerKey":
         """Set the mode of all parts but the transformer, whose modes mean the same (no dropout)."""

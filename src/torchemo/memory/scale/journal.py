@@ -1,5 +1,6 @@
 """Which slot keys changed, so that an index can follow a memory without looking at all of its keys."""
 
+from collections.abc import Sequence
 from typing import final
 
 from torch import Tensor
@@ -20,7 +21,7 @@ class Journal:
         >>> keys, journal = torch.zeros(3, 2), Journal()
         >>> mark = journal.mark(keys)
         >>> keys[1] = 1.0
-        >>> journal.wrote(1, keys)
+        >>> journal.wrote([1], keys)
         >>> journal.since(mark, keys)
         [1]
         >>> keys[0] = 1.0
@@ -34,15 +35,15 @@ class Journal:
         self._keys: Tensor | None = None
         self._version = -1
 
-    def wrote(self, slot: int, keys: Tensor) -> None:
-        """Note that one key was just written, by one operation on ``keys``."""
+    def wrote(self, slots: Sequence[int], keys: Tensor) -> None:
+        """Note that these keys were just written, by one operation on ``keys``."""
         if self._keys is not keys or keys._version != self._version + 1:
             self._restart(keys)
         else:
-            self._slots.append(slot)
+            self._slots.extend(slots)
             self._version = keys._version
         if len(self._slots) > LONGEST:
-            cut = len(self._slots) // 2
+            cut = len(self._slots) - LONGEST // 2
             self._slots, self._dropped = self._slots[cut:], self._dropped + cut
 
     def mark(self, keys: Tensor) -> int:
