@@ -11,7 +11,7 @@ from torchemo.learners.gradient.inner import RULES
 from torchemo.learners.learner import Learner
 from torchemo.models import MLP, Conv4
 
-IMAGES = TaskShape("classification", (3, 16, 16), 3, n_shot=5)
+IMAGES = TaskShape("classification", (3, 16, 16), 3, n_shot=5, base_classes=6)
 POINTS = TaskShape("regression", (1,), 1, n_shot=5)
 NET = Conv4(3, image_size=16, filters=4)
 

@@ -44,7 +44,7 @@ def transform(
         ) from missing
 
     def init(params: Any) -> StepState:
-        return StepState(torch.zeros((), dtype=torch.int64))
+        return StepState(torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def update(
         updates: Any, state: StepState, *, params: Any = None, inplace: bool = True

@@ -1,6 +1,7 @@
 """From options to learners."""
 
 from torchemo.config.registry import Part
+from torchemo.core.errors import ConfigError
 from torchemo.core.types import Model, TaskShape
 from torchemo.learners import LEARNERS
 from torchemo.learners.learner import Learner
@@ -10,6 +11,11 @@ def build_learner(part: Part, model: Model, tasks: TaskShape) -> Learner:
     """Make the learner that a configuration names, for a network and such tasks."""
     kind, options = LEARNERS.resolve(part)
     learner: Learner = kind.build(options, model, tasks)
+    if getattr(options, "visits", 1) > 1 and not getattr(learner, "takes_visits", False):
+        raise ConfigError(
+            f"learner.visits: {learner.title} does not train on visits of tasks that come back.",
+            hint="Leave it out, or use maml, fomaml, anil, boil, meta-sgd or proto-maml.",
+        )
     return learner
 
 

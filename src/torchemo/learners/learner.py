@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.tree import carried_back
-from torchemo.core.types import Batch, Model, Params, Start
-from torchemo.memory.interface import BoundMemory, Host
+from torchemo.core.types import BaseClasses, Batch, Model, Params, Start
+from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import Answering, alone, reads_support
 
 
@@ -51,6 +51,7 @@ class Fitted(NamedTuple):
         evaluation: Fitted without a graph, with stored normalisation statistics.
         alone: Answer each query by itself (`torchemo.models.alone`); keeps the networks that do so, by inner
             step. None answers them together, as the network normalises what it is given at once.
+        earlier: Earlier visits of the same tasks, where a support set is taken as several.
     """
 
     state: Params
@@ -62,6 +63,7 @@ class Fitted(NamedTuple):
     statistics: dict[int, Params] | None = None
     evaluation: bool = False
     alone: dict[int, Answering] | None = None
+    earlier: tuple["Fitted", ...] = ()
 
 
 @runtime_checkable
@@ -144,6 +146,31 @@ class OwnGradient(Protocol):
 
 
 @runtime_checkable
+class ReadsClasses(Protocol):
+    """A learner whose outer loss may read which base classes stand behind the labels of training tasks."""
+
+    @property
+    def base_examples(self) -> int:
+        """How many further examples of base classes each training task should bring."""
+        ...
+
+    def class_loss(
+        self, fitted: Fitted, query: Batch, *, base: BaseClasses
+    ) -> Float[Tensor, " task"]:
+        """Return the outer loss of each task, on the graph."""
+        ...
+
+
+@runtime_checkable
+class Freezes(Protocol):
+    """A learner whose episodes leave some of its meta-parameters as they are, such as a pretrained trunk."""
+
+    def trains(self, name: str) -> bool:
+        """Return whether episodes move this meta-parameter or running average."""
+        ...
+
+
+@runtime_checkable
 class Stepwise(Protocol):
     """A learner with an inner loop, which can answer after any of its steps."""
 
@@ -166,6 +193,15 @@ class Stepwise(Protocol):
 
 
 @runtime_checkable
+class Curved(Protocol):
+    """A learner with an inner loop that knows the curvature of its support loss."""
+
+    def followed(self, fitted: Fitted, support: Batch, *, rates: Params | None = None) -> Params:
+        """Return gradient, anchor and curvature, ``{name: [B, 1, part, *shape]}``."""
+        ...
+
+
+@runtime_checkable
 class HeadAlone(Protocol):
     """A learner that may adapt nothing but its head, so that features are computed once."""
 
@@ -179,7 +215,29 @@ class AnyWay(Protocol):
     """A learner that takes any number of classes, whatever it was trained with."""
 
     def for_classes(self, n_way: int) -> "Learner":
-        """Return this learner for tasks of ``n_way`` classes."""
+        """Return this learner for tasks of ``n_way`` classes.
+
+        Raises:
+            ConfigError: It cannot be had for them; the message says why.
+        """
+        ...
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether trained rows of the head stay; else all start at their mean."""
+        ...
+
+    def params_for(self, params: Params, n_way: int) -> Params:
+        """Return its meta-parameters for tasks of ``n_way`` classes."""
+        ...
+
+
+@runtime_checkable
+class Balancing(Protocol):
+    """A learner whose support loss can weigh classes alike, however many examples they have."""
+
+    def balanced(self) -> "Learner":
+        """Return this learner with such a loss."""
         ...
 
 
@@ -277,12 +335,21 @@ def steps_of(learner: Learner) -> int:
 
 
 def outer_rows(
-    learner: Learner, start: Start, fitted: Fitted, query: Batch, *, leaves: Sequence[Tensor]
+    learner: Learner,
+    start: Start,
+    fitted: Fitted,
+    query: Batch,
+    *,
+    leaves: Sequence[Tensor],
+    base: BaseClasses | None = None,
 ) -> tuple[Float[Tensor, " task"], list[Tensor]]:
     """Return each task's outer loss and its gradient for every leaf (Eq. 3)."""
     if isinstance(learner, OwnGradient):
         return learner.rows(start, fitted, query, leaves=leaves)
-    losses = learner.loss(fitted, query)
+    if base is not None and isinstance(learner, ReadsClasses):
+        losses = learner.class_loss(fitted, query, base=base)
+    else:
+        losses = learner.loss(fitted, query)
     return losses.detach(), gradient_rows(losses, leaves)
 
 
@@ -293,8 +360,20 @@ def network_names(params: Params) -> list[str]:
 
 def learned(learner: Learner, params: Params) -> Params:
     """Keep the meta-parameters that gradients move: no running statistics, no ``state/``."""
-    fixed = learner.model.buffers
+    fixed = buffers_of(learner)
     return {n: p for n, p in params.items() if n not in fixed and not n.startswith(STATE)}
+
+
+def moving(learner: Learner, tensors: Params) -> Params:
+    """Keep what episodes move; a learner may leave a pretrained trunk as it is."""
+    if not isinstance(learner, Freezes):
+        return tensors
+    return {n: t for n, t in tensors.items() if learner.trains(n)}
+
+
+def buffers_of(learner: Learner) -> tuple[str, ...]:
+    """Name all running statistics: those of the network, and those that the learner keeps itself."""
+    return (*learner.model.buffers, *getattr(learner, "own_buffers", ()))
 
 
 def scoped(params: Params, scope: str) -> Params:
@@ -314,37 +393,3 @@ def gradient_rows(losses: Float[Tensor, " task"], leaves: Sequence[Tensor]) -> l
     """
     total = losses.sum()
     return carried_back([(total, torch.ones_like(total))], leaves) if leaves else []
-
-
-def remembered_by(learner: Learner, content: str) -> dict[str, torch.Size]:
-    """Return names and shapes of what a memory of ``content`` holds for a task of this learner."""
-    if isinstance(learner, Remembers):
-        return learner.remembered(content)
-    network = learner.model.init(torch.Generator())
-    if content == "meta":
-        own, fixed = learner.init(torch.Generator()), learner.model.buffers
-        return {n: p.shape for n, p in network.items() if n in own and n not in fixed}
-    return {n: network[n].shape for n in adapted_by(learner)}
-
-
-def adapted_by(learner: Learner) -> list[str]:
-    """Return the names of the network's tensors that inner steps move; none without an inner loop."""
-    if not isinstance(learner, Stepwise):
-        return []
-    return learner.adapted(learner.model.init(torch.Generator()))
-
-
-def host(learner: Learner) -> Host:
-    """Return what a memory needs to know about a learner."""
-    key_dim = getattr(learner, "key_dim", None)
-    return Host(
-        title=learner.title,
-        model=learner.model,
-        steps=steps_of(learner),
-        inner_loop=learner.traits.inner_loop,
-        adapted=tuple(adapted_by(learner)),
-        remembered=lambda content: remembered_by(learner, content),
-        key_dim=key_dim,
-        groups=isinstance(learner, Staged),
-        differentiable=not isinstance(learner, OwnGradient),
-    )

@@ -19,7 +19,8 @@ from torchemo.core.tree import expand, select
 from torchemo.core.types import Batch, Episode
 from torchemo.learners import learner as seam
 from torchemo.learners.build import build_learner
-from torchemo.learners.learner import host, network_names
+from torchemo.learners.hosting import host
+from torchemo.learners.learner import network_names
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import Gated, Sum
 from torchemo.memory.emo import EMO

@@ -5,6 +5,7 @@ import torch
 
 from tests.learners.metric.problems import (
     CASES,
+    METRIC,
     MODEL,
     answers,
     begin,
@@ -14,15 +15,17 @@ from tests.learners.metric.problems import (
     make_params,
     some,
 )
-from torchemo.config.presets import names, preset
+from torchemo.config.presets import names, parts_of, preset
 from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.learners import LEARNERS
-from torchemo.learners.learner import host, learned
-from torchemo.learners.metric.episodic import QUERY, SUPPORT, EpisodicLearner
+from torchemo.learners.build import build_learner
+from torchemo.learners.hosting import host
+from torchemo.learners.learner import learned, scoped
+from torchemo.learners.metric.episodic import HEAD, QUERY, SUPPORT, EpisodicLearner
 from torchemo.learners.metric.protonet import ProtoNet
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 from torchemo.models import MODELS, Conv4
 from torchemo.models.norm import update_running
 
@@ -31,7 +34,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 
 def images(case, bn):
-    model = Conv4(3, in_channels=1, image_size=16, filters=4, groups=2, bn=bn)
+    model = Conv4(3, in_channels=1, image_size=16, filters=6, groups=2, bn=bn)
     learner = make_learner(case, model, x=IMAGE)
     return learner, make_params(learner), make_episode(x=IMAGE)
 
@@ -42,13 +45,16 @@ def test_running_statistics_are_noted_for_support_and_queries(case):
     start = begin(learner, params, episode.support)
     fitted = learner.fit(start, episode.support)
     learner.loss(fitted, episode.query)
-    for step, batch in ((SUPPORT, episode.support), (QUERY, episode.query)):
+    passes = [(SUPPORT, start.theta, episode.support), (QUERY, fitted.state, episode.query)]
+    for step, theta, batch in passes:
         expected = {}
-        learner.model.at(0, sink=expected).features(start.theta, batch.x)
-        assert fitted.statistics[step].keys() == set(learner.model.buffers)
+        learner.model.at(0, sink=expected).features(theta, batch.x)
+        own = {HEAD + n for n in learner.head.buffers} if step == QUERY else set()
+        assert fitted.statistics[step].keys() == set(learner.model.buffers) | own
         for name, value in expected.items():
             close(fitted.statistics[step][name], value)
-    before = {n: params[n] for n in learner.model.buffers}
+    kept = [*learner.model.buffers, *(HEAD + n for n in learner.head.buffers)]
+    before = {n: params[n] for n in kept}
     after = update_running(before, fitted.statistics[QUERY], step=QUERY)
     assert all(not torch.equal(after[n], before[n]) for n in before)
 
@@ -74,10 +80,11 @@ def test_in_evaluation_stored_statistics_are_used_and_none_are_noted(case, bn):
     whole = learner.predict(fitted, episode.query.x)
     close(learner.predict(fitted, episode.query.x[:, :1]), whole[:, :1])
     assert fitted.statistics == {}
-    z = learner.model.at(SUPPORT, stored=True).features(start.theta, episode.support.x)
-    own = {"scale": start.theta["head/scale"]} if "head/scale" in start.theta else {}
+    # A head may have conditioned the network on the task.
+    z = learner.model.at(SUPPORT, stored=True).features(fitted.state, episode.support.x)
+    own = scoped(start.theta, HEAD)
     classifier = learner.head.fit(own, z, episode.support.y, n_way=3)
-    q = learner.model.at(QUERY, stored=True).features(start.theta, episode.query.x)
+    q = learner.model.at(QUERY, stored=True).features(fitted.state, episode.query.x)
     close(whole, learner.head.logits(own, classifier, q))
 
 
@@ -96,7 +103,7 @@ def test_a_query_normalised_with_the_support_set_does_not_see_the_others(case):
     whole = learner.predict(fitted, episode.query.x)
     close(learner.predict(fitted, episode.query.x[:, 2:3]), whole[:, 2:3])
     both = torch.cat([episode.support.x, episode.query.x[:, 2:3]], 1)
-    q = learner.model.features(start.theta, both)[:, -1:]
+    q = learner.model.features(fitted.state, both)[:, -1:]
     own = {n.removeprefix("head/"): t for n, t in fitted.state.items() if n.startswith("head/")}
     kept = {n.removeprefix("classifier/"): t for n, t in fitted.state.items() if "classifier/" in n}
     close(whole[:, 2:3], learner.head.logits(own, kept, q))
@@ -112,11 +119,12 @@ def test_images_of_tasks_are_independent(case, bn):
     close(whole[1:], answers(learner, params, some(episode, slice(1, 2))), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["protonet", "matchingnet", "metaoptnet-ridge", "nearest-mean"])
+@pytest.mark.parametrize("name", METRIC)
 def test_presets_are_of_known_options_and_without_memories(name):
-    assert [n for n in names() if n.startswith(name)] == [name]
+    found = {n for n in names() if parts_of(n)[0] == name}
+    assert {name} <= found <= {name, f"{name}-published"}
     config = preset(name)
-    shape = TaskShape("classification", (3, 32, 32), 5)
+    shape = TaskShape("classification", (3, 32, 32), 5, base_classes=64)
     kind, options = LEARNERS.resolve(config.learner)
     network, network_options = MODELS.resolve(config.model)
     learner = kind.build(options, network.build(network_options, shape), shape)
@@ -186,9 +194,9 @@ def test_a_memory_of_gradients_is_refused(case):
     ],
 )
 def test_bad_options_are_refused(name, option, value):
-    kind, options = LEARNERS.resolve(Part(name, {option: value}))
-    with pytest.raises(ConfigError, match=rf"learner\.{option} should be .*got {value}"):
-        kind.build(options, MODEL, TaskShape("classification", (2,), 3))
+    tasks = TaskShape("classification", (2,), 3)
+    with pytest.raises(ConfigError, match=rf"learner\.{option}'? should be .*got {value}"):
+        build_learner(Part(name, {option: value}), MODEL, tasks)
 
 
 def test_unknown_options_are_refused():

@@ -15,7 +15,8 @@ from tests.learners.metric.problems import (
     randn,
     rows,
 )
-from torchemo.learners.metric.ridge import MetaOptNetRidge, smoothed_cross_entropy
+from torchemo.core.losses import smoothed_cross_entropy
+from torchemo.learners.metric.ridge import MetaOptNetRidge
 
 
 def drawn(features=4):

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.core.tree import leaf, select, tree_map
+from torchemo.core.losses import balanced_cross_entropy
+from torchemo.core.tree import leaf, select, tree_map, with_rows
 from torchemo.core.types import Batch, Model, Params, Start, TaskShape
 from torchemo.learners.gradient.inner import task_gradients
 from torchemo.learners.gradient.loop import InnerLoop, LoopOptions
 from torchemo.learners.learner import Fitted, Traits
-from torchemo.memory.interface import BoundMemory
+from torchemo.learners.returning import fit_visits
+from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import reads_support
 from torchemo.models.trunk import OnFeatures
 
@@ -73,7 +75,20 @@ class GradientLearner:
         graph: bool = True,
     ) -> Fitted:
         """Take gradient steps on the support loss (Eq. 2; Eq. 7 with a memory of gradients)."""
-        return self.inner(start, support, memory, steps, self.order if graph else 0)
+        order, visits = self.order if graph else 0, self.loop.visits
+        if visits == 1 or order == 0 or memory is not None:
+            return self.inner(start, support, memory, steps, order)
+        return fit_visits(
+            lambda part, bound: self.inner(start, part, bound, steps, order),
+            support,
+            visits=visits,
+            head=self.model.head,
+        )
+
+    @property
+    def takes_visits(self) -> bool:
+        """Whether a support set may be taken as several visits: all of them have a part in the loss."""
+        return type(self).loss is GradientLearner.loss and not hasattr(self, "rows")
 
     def inner(
         self,
@@ -106,6 +121,44 @@ class GradientLearner:
         with torch.enable_grad():
             losses = loop.loss(loop.model.at(loop.steps)(end, query.x), query.y)
             return task_gradients(losses, select(end, loop.names(end)))
+
+    def for_classes(self, n_way: int) -> Self:
+        """Return this learner for tasks of ``n_way`` classes; see `params_for`."""
+        return replace(self, loop=self.loop.for_classes(n_way))
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether trained rows of the head stay for tasks with another number of classes.
+
+        Labels are random in training, so no row stands for a class. Where the head alone adapts, all rows
+        start at their mean: such a head answers like a head of zeros, and answers do not depend on the order
+        of the classes. Where the body adapts, equal rows would send it no gradient in the first step, so
+        trained rows stay, and only new ones start at the mean.
+        """
+        return self.loop.adapts != "head"
+
+    def params_for(self, params: Params, n_way: int) -> Params:
+        """Return the parameters for tasks of ``n_way`` classes; see `keeps_rows`."""
+        rows, keep = set(self.per_class(params)), self.keeps_rows
+        return {n: with_rows(p, n_way, keep=keep) if n in rows else p for n, p in params.items()}
+
+    def per_class(self, params: Params) -> list[str]:
+        """Return the names of meta-parameters with a row for every class."""
+        return [name for name in self.model.head if name in params]
+
+    def balanced(self) -> Self:
+        """Return this learner with a loss in which classes weigh alike, however many examples they have."""
+        return replace(self, loop=replace(self.loop, loss=balanced_cross_entropy))
+
+    def followed(self, fitted: Fitted, support: Batch, *, rates: Params | None = None) -> Params:
+        """Return gradient, anchor and Gauss-Newton factors half-way along the inner path."""
+        values = self.loop.followed(fitted, support, rates=rates)
+        parts = next(iter(values.values())).shape[2] - 1
+        extra = fitted.extra_values or {}
+        return values | {
+            n: torch.stack((v, *[torch.zeros_like(v)] * parts), 1)[:, None]
+            for n, v in extra.items()
+        }
 
     def on_features(self) -> "GradientLearner | None":
         """Return this learner for features as inputs; None if its trunk changes during the inner loop.

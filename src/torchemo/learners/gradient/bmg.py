@@ -18,17 +18,9 @@ from torchemo.learners.build import learner_title
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.inner import task_gradients
 from torchemo.learners.gradient.musml import MUSML
-from torchemo.learners.learner import (
-    Fitted,
-    Scheduled,
-    Staged,
-    Traits,
-    remembered_by,
-    scoped,
-    start_of,
-    within,
-)
-from torchemo.memory.interface import BoundMemory
+from torchemo.learners.hosting import remembered_by
+from torchemo.learners.learner import Fitted, Scheduled, Staged, Traits, scoped, start_of, within
+from torchemo.memory.bound import BoundMemory
 
 TARGET = "target/"
 """Prefix of where the further support steps lead, in the state of a fitted task."""
@@ -135,6 +127,23 @@ class BMG:
     def init(self, generator: torch.Generator) -> Params:
         """Draw the meta-parameters of the learner underneath."""
         return self.base.init(generator)
+
+    def for_classes(self, n_way: int) -> "BMG":
+        """Return this learner for tasks of ``n_way`` classes."""
+        return replace(self, base=self.base.for_classes(n_way))
+
+    @property
+    def keeps_rows(self) -> bool:
+        """As the learner underneath."""
+        return self.base.keeps_rows
+
+    def params_for(self, params: Params, n_way: int) -> Params:
+        """Return the parameters of the learner underneath for tasks of ``n_way`` classes."""
+        return self.base.params_for(params, n_way)
+
+    def balanced(self) -> "BMG":
+        """Return this learner with a loss in which classes weigh alike."""
+        return replace(self, base=self.base.balanced())
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin where the learner underneath begins."""

@@ -90,7 +90,10 @@ class HSML:
             "root/": linear(d, d, generator),
         }
         for number, nodes in enumerate(above):
-            chosen = {"gate": uniform((nodes, d), generator), "gate_bias": torch.zeros(nodes)}
+            chosen = {
+                "gate": uniform((nodes, d), generator),
+                "gate_bias": torch.zeros(nodes, device=generator.device),
+            }
             parts[f"layer{number}/"] = {**chosen, **_maps(nodes, d, generator)}
         return {n: t for scope, part in parts.items() for n, t in within(scope, part).items()}
 

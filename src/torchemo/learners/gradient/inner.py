@@ -4,7 +4,8 @@ Tasks are independent, so the gradient of the sum of their losses with respect t
 parameters is the stack of the tasks' gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final, runtime_checkable
 
@@ -120,13 +121,28 @@ RULES: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
 }
 
 
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Say in words that a network has an operation that torch differentiates only once."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+        raise ConfigError(
+            f"the network has an operation that can be differentiated only once ({error!s:.120}).",
+            hint="Use learner.order = 1; or, for attention, torch.nn.attention.sdpa_kernel with MATH.",
+        ) from error
+
+
 def task_gradients(
     losses: Float[Tensor, " task"], tensors: Params, *, create_graph: bool = False
 ) -> Params:
     """Differentiate each task's loss in its own parameters; tensors a loss does not use get zeros."""
-    found = torch.autograd.grad(
-        losses.sum(), list(tensors.values()), create_graph=create_graph, allow_unused=True
-    )
+    with differentiable():
+        found = torch.autograd.grad(
+            losses.sum(), list(tensors.values()), create_graph=create_graph, allow_unused=True
+        )
     return {
         name: torch.zeros_like(tensor) if gradient is None else gradient
         for (name, tensor), gradient in zip(tensors.items(), found, strict=True)

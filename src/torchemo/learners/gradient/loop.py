@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, final
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy, mean_squared_error
+from torchemo.core.tree import leaf, select, tree_map
 from torchemo.core.types import Batch, Loss, Model, Params, Start, TaskShape
+from torchemo.learners.curvature import check_loss, factors, roots, steady
 from torchemo.learners.gradient.inner import (
     RULES,
     SGD,
@@ -23,8 +25,9 @@ from torchemo.learners.gradient.inner import (
     rate_at,
 )
 from torchemo.learners.learner import Fitted, answering
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import Answering
+from torchemo.models.outputs import with_outputs
 
 
 @final
@@ -42,6 +45,9 @@ class InnerLoop:
         adapt_bn: Whether scale and shift of normalisation layers move too (A26).
         loss_scale: Factor of the inner loss; n_way gives the summed convention of the first published
             code, where a rate of 0.01 is 0.01 n_way on a mean loss (A11).
+        shared_row: All classes begin with the same row of the head, the mean of the learned ones.
+        visits: In training, a support set is taken as so many visits of its task
+            (`torchemo.learners.returning`).
     """
 
     model: Model
@@ -52,14 +58,22 @@ class InnerLoop:
     adapts: Literal["all", "head", "body"] = "all"
     adapt_bn: bool = False
     loss_scale: float = 1.0
+    shared_row: bool = False
+    visits: int = 1
 
     def __post_init__(self) -> None:
+        if self.visits < 1:
+            raise ConfigError(f"learner.visits should be 1 or more, got {self.visits}.")
         if self.steps < 0:
             raise ConfigError(f"inner steps should be 0 or more, got {self.steps}.")
         if self.order not in (1, 2):
             raise ConfigError(f"order should be 1 or 2, got {self.order}.")
         if self.adapts not in ("all", "head", "body"):
             raise ConfigError(f"adapts should be all, head or body, got '{self.adapts}'.")
+
+    def for_classes(self, n_way: int) -> "InnerLoop":
+        """Return this loop for tasks of ``n_way`` classes."""
+        return replace(self, model=with_outputs(self.model, n_way))
 
     def names(self, theta: Params) -> list[str]:
         """Names of the adapted tensors among those of ``theta``."""
@@ -142,18 +156,64 @@ class InnerLoop:
         return self._at(step, seen, stored=fitted.evaluation), params
 
     def losses(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
-        """Return each task's query loss after the last step."""
-        last = len(fitted.path) - 1
-        return self.loss(self.outputs(fitted, query.x, steps=[last])[0], query.y)
+        """Return each task's query loss after the last step, on average over its visits."""
+        each = [
+            self.loss(self.outputs(one, query.x, steps=[len(one.path) - 1])[0], query.y)
+            for one in (*fitted.earlier, fitted)
+        ]
+        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+
+    def followed(self, fitted: Fitted, support: Batch, *, rates: Params | None = None) -> Params:
+        """Return gradient, anchor and Gauss-Newton factors half-way along the path of B tasks.
+
+        Half-way, because visits of a task begin at the same parameters and then part.
+
+        Args:
+            fitted: The tasks.
+            support: Their support sets.
+            rates: Their own rates, if they have any.
+
+        Returns:
+            ``{name: [B, 1, 2 + factors, *shape]}``, see `torchemo.memory.values`.
+        """
+        check_loss(self.loss)
+        step = (len(fitted.path) - 1) // 2
+        theta = tree_map(leaf, fitted.path[step])
+        moving, slopes = select(theta, self.names(theta)), fitted.gradients[step]
+        with torch.enable_grad():
+            forward, inputs = self._forward(Start(theta), support, {}, 0)
+            rows = roots(forward(theta, inputs.x, step), inputs.y)
+            bends = factors(rows, moving, scale=self.loss_scale)
+        own = rate_at(rates, step) or {}
+        bends = steady(
+            bends, {n: own.get(n, t.new_full((len(t),), self.rule.lr)) for n, t in moving.items()}
+        )
+        ends = {n: torch.stack((slopes[n], at.detach()), 1) for n, at in moving.items()}
+        return {n: torch.cat((ends[n], bends[n]), 1)[:, None] for n in moving}
 
     def opened(self, start: Start, memory: BoundMemory | None) -> Start:
-        """Take the memory's recall step, if there is one, before the first support gradient."""
+        """Share the rows of the head, and take the memory's recall step, where there are such things."""
+        if self.shared_row:
+            start = self._with_shared_row(start)
         opening = None if memory is None else memory.opening()
         if opening is None:
             return start
         known = {name: step for name, step in opening.items() if name in start.theta}
         rates = rate_at(start.rates, 0)
         return start._replace(theta=descend(start.theta, known, lr=self.rule.lr, rates=rates))
+
+    def _with_shared_row(self, start: Start) -> Start:
+        """Give all classes the same row of the head, and the same rates.
+
+        Labels come in random order, so that no row can know its class; but rows that differ make stored
+        gradients depend on the order of labels.
+        """
+        head = self.model.head
+        rates = start.rates and {
+            n: _even(r, axis=2) if n in head else r for n, r in start.rates.items()
+        }
+        theta = {n: _even(t, axis=1) if n in head else t for n, t in start.theta.items()}
+        return start._replace(theta=theta, rates=rates)
 
     def _network(self, statistics: dict[int, Params], *, stored: bool) -> Forward:
         return lambda theta, x, step: self._at(step, statistics, stored=stored)(theta, x)
@@ -185,6 +245,13 @@ class LoopOptions:
     inner_loss: Literal["mean", "sum", "n_way"] = "mean"
     """Reduction of the inner loss over the support set; n_way: n_way times the mean, as in the first
     published code (A11). A memory stores gradients of the same loss."""
+    shared_row: bool = False
+    """All classes begin with the same row of the head (Ye and Chao, ICLR 2022). Recalled gradients of tasks
+    that come back then fit whatever the order of labels."""
+    visits: int = 1
+    """Train for tasks that come back: the support set is taken as so many visits of its task, and each one
+    recalls the gradients of those before. At use a support set is one visit. data.n_shot counts the
+    examples of all visits."""
 
     def __post_init__(self) -> None:
         if not 0 < self.inner_lr < math.inf:
@@ -219,6 +286,8 @@ class LoopOptions:
             adapts=adapts,
             adapt_bn=self.adapt_bn,
             loss_scale=scales[self.inner_loss],
+            shared_row=self.shared_row,
+            visits=self.visits,
         )
 
     def own(self) -> dict[str, Any]:
@@ -227,8 +296,15 @@ class LoopOptions:
         return {o.name: getattr(self, o.name) for o in fields(self) if o.name not in shared}
 
 
+def _even(tensor: Tensor, *, axis: int) -> Tensor:
+    """Replace rows by their mean; a rate that all of them share stays."""
+    if tensor.dim() <= axis or tensor.shape[axis] == 1:
+        return tensor
+    return tensor.mean(axis, keepdim=True).expand_as(tensor)
+
+
 def _minibatch(support: Batch, step: int, size: int) -> Batch:
     """Take ``size`` examples in turn; support sets are already in random order."""
     n = support.x.shape[1]
-    chosen = (torch.arange(size) + step * size) % n
+    chosen = (torch.arange(size, device="cpu") + step * size) % n
     return Batch(support.x[:, chosen], support.y[:, chosen])

@@ -78,7 +78,7 @@ class MAMLPlusPlus(GradientLearner):
         theta = self.loop.model.init(generator)
         if not self.learned_rates:
             return theta
-        rate = torch.full((self.loop.steps + 1,), self.loop.rule.lr)
+        rate = torch.full((self.loop.steps + 1,), self.loop.rule.lr, device=generator.device)
         return {**theta, **{RATE + name: rate.clone() for name in self.loop.names(theta)}}
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:

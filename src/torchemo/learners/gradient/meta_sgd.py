@@ -10,7 +10,7 @@ from torchemo.core.types import Batch, Params, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 
 RATE = "rate/"
 """Prefix of a tensor's inner rate among the meta-parameters and among the remembered values."""
@@ -81,6 +81,11 @@ class MetaSGD(GradientLearner):
             for name, shape in shapes.items()
         }
         return {**theta, **rates}
+
+    def per_class(self, params: Params) -> list[str]:
+        """Return the names of the head's tensors and, with a rate per element, of their rates."""
+        own = super().per_class(params)
+        return own + ([RATE + n for n in own] if self.rate_shape == "per_element" else [])
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at ``theta`` with the learned rates."""

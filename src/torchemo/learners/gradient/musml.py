@@ -15,7 +15,7 @@ from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.inner import adapt
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits, scoped, within
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import reads_support
 
 COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
@@ -130,6 +130,10 @@ class MUSML(GradientLearner):
             for name, p in drawn[0].items()
             if name not in built
         }
+
+    def for_classes(self, n_way: int) -> "MUSML":
+        """Return this learner for tasks of ``n_way`` classes: its heads are made of prototypes."""
+        return replace(self, loop=self.loop.for_classes(n_way), n_way=n_way)
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at the mean of each subspace's columns."""

@@ -1,7 +1,7 @@
 """Proto-MAML (Triantafillou et al., Meta-Dataset, ICLR 2020): a head made of the support set."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 
@@ -11,7 +11,7 @@ from torchemo.core.types import Batch, Model, Params, Start, TaskShape
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 
 
 @final
@@ -42,6 +42,11 @@ class ProtoMAML(GradientLearner):
         """Make the learner; regression has no classes and is refused."""
         if tasks.kind != "classification":
             raise ConfigError("Proto-MAML needs classes; these tasks are regression.")
+        if options.shared_row:
+            raise ConfigError(
+                "learner.shared_row: the head of Proto-MAML is made of the support set, not learned.",
+                hint="Leave it out.",
+            )
         return cls(options.loop(model, tasks), n_way=tasks.n_out)
 
     @property
@@ -75,9 +80,11 @@ class ProtoMAML(GradientLearner):
             weight, bias = self.model.head
             return {weight: 2 * prototypes, bias: -prototypes.square().sum(-1)}
 
+    @property
+    def keeps_rows(self) -> bool:
+        """There is no learned head; recalled head rows take their mean."""
+        return False
+
     def for_classes(self, n_way: int) -> "ProtoMAML":
         """Return this learner for tasks of ``n_way`` classes: its head is made per task."""
-        model: Any = self.model
-        outputs = "n_way" if hasattr(model, "n_way") else "n_out"
-        loop = replace(self.loop, model=replace(model, **{outputs: n_way}))
-        return replace(self, loop=loop, n_way=n_way)
+        return replace(self, loop=self.loop.for_classes(n_way), n_way=n_way)

@@ -13,7 +13,7 @@ from torchemo.core.types import Batch, Start
 from torchemo.learners.gradient.base import GradientLearner
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted
-from torchemo.memory.interface import BoundMemory
+from torchemo.memory.bound import BoundMemory
 
 
 @final

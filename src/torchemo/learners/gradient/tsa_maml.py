@@ -89,10 +89,30 @@ class TSAMAML(GradientLearner):
         copies = {_of(m, n): p.clone() for m in range(self.groups) for n, p in theta.items()}
         return {**theta, **copies, **({} if self.first_stage else self._collecting(theta))}
 
+    def per_class(self, params: Params) -> list[str]:
+        """Return the names of the head's tensors, in the groups' networks too."""
+        own = super().per_class(params)
+        return own + [_of(m, name) for m in range(self.groups) for name in own]
+
+    def for_classes(self, n_way: int) -> "TSAMAML":
+        """Return this learner for tasks of ``n_way`` classes, if groups are chosen by bodies."""
+        if self.cluster_on == "all":
+            raise ConfigError(
+                "TSA-MAML: groups are chosen by whole solutions, heads included, so that tasks need as many"
+                " classes as in training.",
+                hint="Give as many classes, or train with learner.cluster_on = body.",
+            )
+        return super().for_classes(n_way)
+
+    @property
+    def takes_visits(self) -> bool:
+        """Return False: a task begins at a start that is made of its whole support set."""
+        return False
+
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at ``theta``; in stage 2 at the initialisation of the task's group."""
         tasks = support.x.shape[0]
-        about = {"group": torch.full((tasks,), -1)}
+        about = {"group": torch.full((tasks,), -1, device="cpu")}
         if CENTRES not in params:
             if SOLUTIONS in params:
                 about["solution"] = self.solutions(params, support)
@@ -140,7 +160,7 @@ class TSAMAML(GradientLearner):
         numbers = sum(params[n].numel() for n in self.loop.names(_network(params)))
         like = params[self.loop.names(_network(params))[0]]
         empty = like.detach().new_zeros(self.cluster_tasks, numbers)
-        return {SOLUTIONS: empty, COLLECTED: torch.tensor(0)}
+        return {SOLUTIONS: empty, COLLECTED: torch.tensor(0, device="cpu")}
 
     def _collect(self, params: Params, solutions: Tensor) -> Advance:
         filled, rows = int(params[COLLECTED]), params[SOLUTIONS]
@@ -148,9 +168,12 @@ class TSAMAML(GradientLearner):
         rows[filled : filled + len(taken)] = taken
         filled += len(taken)
         if filled < self.cluster_tasks:
-            return Advance({}, {}, {SOLUTIONS: rows, COLLECTED: torch.tensor(filled)})
+            return Advance({}, {}, {SOLUTIONS: rows, COLLECTED: torch.tensor(filled, device="cpu")})
         found = centres(rows[:, self._compared(params)], self.groups, seed=0, name="solutions")
-        state = {CENTRES: found.to(rows.dtype), COUNT: torch.zeros(self.groups, dtype=torch.int64)}
+        state = {
+            CENTRES: found.to(rows.dtype),
+            COUNT: torch.zeros(self.groups, dtype=torch.int64, device="cpu"),
+        }
         return Advance({}, self._group_starts({**params, **state}, rows), state)
 
     def _group_starts(self, params: Params, rows: Tensor) -> Params:
@@ -186,7 +209,10 @@ class TSAMAML(GradientLearner):
         """Return which numbers of a solution are compared."""
         theta, head = _network(params), set(self.loop.model.head)
         skipped = head if self.cluster_on == "body" else set()
-        parts = [torch.full((theta[n].numel(),), n not in skipped) for n in self.loop.names(theta)]
+        parts = [
+            torch.full((theta[n].numel(),), n not in skipped, device="cpu")
+            for n in self.loop.names(theta)
+        ]
         chosen = torch.cat(parts)
         return chosen if bool(chosen.any()) else ~chosen
 

@@ -4,99 +4,36 @@ A paper is a head. A head fits a classifier to support features in closed form, 
 the outer gradient runs through the classifier into both the support and the query features.
 """
 
-import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import final, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from torchemo.config.registry import NoOptions
 from torchemo.core.errors import ConfigError, DataError
-from torchemo.core.losses import check_labels, cross_entropy
+from torchemo.core.losses import check_labels
 from torchemo.core.tree import expand
-from torchemo.core.types import Batch, Model, Params, Start, TaskShape
-from torchemo.learners.learner import Fitted, Traits, answering, scoped, within
-from torchemo.memory.interface import BoundMemory
-from torchemo.models.trunk import Trunk
+from torchemo.core.types import BaseClasses, Batch, Episode, Model, Params, Start
+from torchemo.learners.at_once import Together
+from torchemo.learners.head import BnOver, Features, Head, LinearHead, TaskLosses
+from torchemo.learners.learner import (
+    STATE,
+    Fitted,
+    Traits,
+    answering,
+    network_names,
+    scoped,
+    within,
+)
+from torchemo.memory.bound import BoundMemory
+from torchemo.models.inputs import check_choice
+from torchemo.models.trunk import Trunk, in_one_pass
 
 HEAD, CLASSIFIER = "head/", "classifier/"
 """Prefixes of what a head learns in the outer loop, and of what it fits to a support set."""
-SUPPORT, QUERY = 0, 1
-"""Steps under which networks keep the normalisation statistics of the two passes."""
-
-
-class Head(ABC):
-    """A classifier on features that is fitted to a support set in closed form.
-
-    Every tensor has a leading task axis, except those of `init`. Subclasses are frozen dataclasses that
-    inherit their fields from their ``Options``.
-    """
-
-    title: ClassVar[str] = ""
-    Options: ClassVar[type] = NoOptions
-
-    @classmethod
-    def build(cls, options: Any, model: Model, tasks: TaskShape) -> "EpisodicLearner":
-        """Make the learner with this head; regression has no classes and is refused."""
-        if tasks.kind != "classification":
-            raise ConfigError(
-                f"{cls.title} needs classes; these tasks are regression.",
-                hint="Use a learner with an inner loop, such as learner.name = maml.",
-            )
-        return EpisodicLearner(model, cls(**vars(options)), n_way=tasks.n_out)
-
-    def init(self, generator: torch.Generator) -> Params:
-        """Draw what the head learns in the outer loop; by default nothing."""
-        return {}
-
-    @abstractmethod
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
-        """Fit the classifier to support features ``z``; every class has an example.
-
-        Args:
-            params: What `init` has drawn, with a task axis.
-            z: Support features.
-            y: Their labels, in any order and number.
-            n_way: Classes.
-        """
-
-    @abstractmethod
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
-        """Score query features ``z`` with what `fit` returned."""
-
-    def losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-    ) -> Float[Tensor, " task"]:
-        """Return the query loss of each task; by default the mean cross-entropy."""
-        return cross_entropy(self.logits(params, classifier, z), y)
-
-
-class LinearHead(Head):
-    """A head whose logits are ``z W^T + b``; its classifier is ``weight [B, N, f]`` and ``bias [B, N]``."""
-
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
-        """Apply the linear classifier."""
-        weight, bias = classifier["weight"], classifier["bias"]
-        return torch.baddbmm(bias.unsqueeze(1), z, weight.transpose(1, 2))
+SUPPORT, QUERY, CONDITIONED = 0, 1, 2
+"""Steps under which networks keep the normalisation statistics of the passes."""
 
 
 @final
@@ -129,8 +66,20 @@ class EpisodicLearner:
     n_way: int
 
     def __post_init__(self) -> None:
+        check_choice("bn_over", self.head.bn_over, get_args(BnOver))
+        if self.runs_at_once and self.head.conditions:
+            raise ConfigError(
+                f"{self.title} gives each task a network of its own, so that tasks cannot share a pass.",
+                hint="Set learner.bn_over = task.",
+            )
         if self.n_way < 2:
             raise ConfigError(f"{self.title} needs two classes or more, got n_way {self.n_way}.")
+        most = self.head.most_classes
+        if most is not None and self.n_way > most:
+            raise ConfigError(
+                f"{self.title} was trained for at most {most} classes, got {self.n_way}.",
+                hint="Ask for fewer classes, or train it with more.",
+            )
 
     @property
     def title(self) -> str:
@@ -140,16 +89,19 @@ class EpisodicLearner:
     @property
     def traits(self) -> Traits:
         """There is no inner loop, and the classifier is made of support labels."""
-        return Traits(second_order=False, reads_labels_at_start=True, inner_loop=False)
+        declared = self.head.traits
+        exact = declared.exact_meta_gradient and not self.head.frozen_trunk
+        return declared._replace(exact_meta_gradient=exact)
 
     def init(self, generator: torch.Generator) -> Params:
         """Draw the body's parameters, then those of the paper's head."""
         body = Trunk(self.model).init(generator)
-        return {**body, **within(HEAD, self.head.init(generator))}
+        own = within(HEAD, self.head.init(generator))
+        return {**body, **own, **within(STATE, self.head.init_state(generator))}
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at the shared parameters; what the head learns gets a task axis as well."""
-        own = {name: p for name, p in params.items() if name.startswith(HEAD)}
+        own = {name: p for name, p in params.items() if name.startswith((HEAD, STATE))}
         return Start({**base, **expand(own, support.x.shape[0])})
 
     def fit(
@@ -170,28 +122,131 @@ class EpisodicLearner:
         _check_support(support.y, self.n_way)
         seen: dict[int, Params] = {}
         with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
-            z = self._at(SUPPORT, seen, stored=not graph).features(start.theta, support.x)
-            own = scoped(start.theta, HEAD)
+            theta, own = self._body(start.theta), _own(start.theta)
+            z = self._at(SUPPORT, seen, stored=not graph).features(theta, support.x)
+            if self.head.conditions:
+                theta |= self.head.conditioned(own, theta, z, support.y, n_way=self.n_way)
+                z = self._at(CONDITIONED, seen, stored=not graph).features(theta, support.x)
             classifier = self.head.fit(own, z, support.y, n_way=self.n_way)
-        state = {**start.theta, **within(CLASSIFIER, classifier), **self._as_network(classifier)}
+        state = {**theta, **within(CLASSIFIER, classifier), **self._as_network(classifier)}
         return Fitted(state, support_x=support.x, statistics=seen, evaluation=not graph)
 
     def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
         """Score queries; there is one answer, whatever ``step`` says."""
-        own, classifier = scoped(fitted.state, HEAD), scoped(fitted.state, CLASSIFIER)
+        own, classifier = _own(fitted.state), scoped(fitted.state, CLASSIFIER)
         return self.head.logits(own, classifier, self._features(fitted, x))
 
-    def loss(self, fitted: Fitted, query: Batch) -> Float[Tensor, " task"]:
+    def loss(self, fitted: Fitted, query: Batch) -> TaskLosses:
         """Return the query loss of each task."""
         check_labels(query.y, self.n_way, what="query labels")
-        own, classifier = scoped(fitted.state, HEAD), scoped(fitted.state, CLASSIFIER)
-        return self.head.losses(own, classifier, self._features(fitted, query.x), query.y)
+        own, classifier = _own(fitted.state), scoped(fitted.state, CLASSIFIER)
+        z, sink = self._features(fitted, query.x), dict[str, Tensor]()
+        losses = self.head.noting(sink).losses(own, classifier, z, query.y)
+        _note(sink, fitted.statistics)
+        return losses
+
+    @property
+    def base_examples(self) -> int:
+        """How many further examples of base classes each training task should bring."""
+        return self.head.base_examples
+
+    def class_loss(self, fitted: Fitted, query: Batch, *, base: BaseClasses) -> TaskLosses:
+        """Return the query loss of each training task; the head may read its base classes."""
+        check_labels(query.y, self.n_way, what="query labels")
+        own, classifier = _own(fitted.state), scoped(fitted.state, CLASSIFIER)
+        x, further = query.x, base.examples
+        # One pass for both, so that a network that normalises by the batch sees them together.
+        z = self._features(fitted, x if further is None else torch.cat([x, further.x], dim=1))
+        if further is not None:
+            base = base._replace(examples=Batch(z[:, x.shape[1] :], further.y))
+        sink: Params = {}
+        head, z = self.head.noting(sink), z[:, : x.shape[1]]
+        losses = head.class_losses(own, classifier, z, query.y, base=base)
+        _note(sink, fitted.statistics)
+        return losses
+
+    @property
+    def own_buffers(self) -> tuple[str, ...]:
+        """Names of what the head keeps without learning it."""
+        state = within(STATE, self.head.init_state(torch.Generator()))
+        return (*(HEAD + name for name in self.head.buffers), *state)
+
+    @property
+    def runs_at_once(self) -> bool:
+        """Whether all tasks of an outer step go through the network together (``bn_over = batch``)."""
+        return self.head.bn_over == "batch"
+
+    def at_once(self, params: Params, episode: Episode) -> Together:
+        """Score all tasks with one pass of the network, support and query images in the same batch.
+
+        Nothing is adapted, so the network needs no copy per task: its task axis has length one.
+
+        Args:
+            params: Meta-parameters without a task axis, as leaves of the graph.
+            episode: B tasks.
+        """
+        (x, y), (asked, target) = episode.support, episode.query
+        _check_support(y, self.n_way)
+        check_labels(target, self.n_way, what="query labels")
+        base = episode.base
+        further = None if base is None else base.examples
+        images = [x, asked] if further is None else [x, asked, further.x]
+        z, seen = self._shared_features(params, images)
+        own = expand(_own(params), len(y))
+        classifier = self.head.fit(own, z[0], y, n_way=self.n_way)
+        sink: Params = {}
+        head = self.head.noting(sink, over="batch")
+        if base is None:
+            losses = head.losses(own, classifier, z[1], target)
+        else:
+            known = base if further is None else base._replace(examples=Batch(z[2], further.y))
+            losses = head.class_losses(own, classifier, z[1], target, base=known)
+        _note(sink, seen)
+        state = scoped(params, STATE)
+        if state and base is not None:
+            state = self.head.written(state, classifier, base)
+        return Together(losses, seen, within(STATE, state))
+
+    def _shared_features(
+        self, params: Params, images: list[Tensor]
+    ) -> tuple[list[Features], dict[int, Params]]:
+        """Send images of all tasks through one network, and part their features again."""
+        seen: dict[int, Params] = {}
+        own = self._body({name: params[name] for name in network_names(params)})
+        body = {name: p.unsqueeze(0) for name, p in own.items()}
+        x = torch.cat(images, dim=1)
+        network = in_one_pass(self._at(SUPPORT, seen, stored=False))
+        z = network.features(body, x.flatten(0, 1).unsqueeze(0)).view(*x.shape[:2], -1)
+        return list(torch.split(z, [part.shape[1] for part in images], dim=1)), seen
+
+    def trains(self, name: str) -> bool:
+        """Return whether episodes move this meta-parameter."""
+        return "/" in name or not self.head.frozen_trunk
+
+    def after_dense(self, params: Params, classifier: Params) -> Params:
+        """Return what the head takes over from the dense classifier of all base classes."""
+        return within(HEAD, self.head.after_dense(classifier))
 
     def for_classes(self, n_way: int) -> "EpisodicLearner":
-        """Return this learner for tasks of ``n_way`` classes: nothing learned depends on their number."""
+        """Return this learner for tasks of ``n_way`` classes, if its head takes so many."""
         return replace(self, n_way=n_way)
 
-    def _features(self, fitted: Fitted, x: Tensor) -> Float[Tensor, "task q f"]:
+    @property
+    def keeps_rows(self) -> bool:
+        """There is no learned head."""
+        return False
+
+    def params_for(self, params: Params, n_way: int) -> Params:
+        """Return the parameters as they are."""
+        return params
+
+    def _body(self, theta: Params) -> Params:
+        """Cut a trunk that episodes do not move from the graph."""
+        if not self.head.frozen_trunk:
+            return dict(theta)
+        return {n: t if "/" in n else t.detach() for n, t in theta.items()}
+
+    def _features(self, fitted: Fitted, x: Tensor) -> Features:
         """Embed queries, normalised as the network says."""
         found = answering(self.model, fitted, fitted.state, step=QUERY)
         if found is not None:
@@ -202,6 +257,7 @@ class EpisodicLearner:
 
     def _at(self, step: int, seen: dict[int, Params], *, stored: bool) -> Model:
         """Return the network of a pass, noting its batch statistics if it averages them."""
+        stored = stored or self.head.frozen_trunk
         if stored or not self.model.buffers or step in seen:
             return self.model.at(step, stored=stored)
         return self.model.at(step, sink=seen.setdefault(step, {}))
@@ -214,16 +270,15 @@ class EpisodicLearner:
         return dict(zip(names, (classifier["weight"], classifier["bias"]), strict=True))
 
 
-def one_hot(y: Int[Tensor, "task n"], n_way: int, *, like: Tensor) -> Float[Tensor, "task n way"]:
-    """Turn labels into indicator rows of the type of ``like``."""
-    return F.one_hot(y.long(), n_way).to(like.dtype)
+def _own(params: Params) -> Params:
+    """Return what the head reads: what it learns, and what it keeps."""
+    return {**scoped(params, HEAD), **scoped(params, STATE)}
 
 
-def check_above_zero(**options: float) -> None:
-    """Raise `ConfigError` naming the first option that is not a finite number above 0."""
-    for name, value in options.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"learner.{name} should be finite and above 0, got {value}.")
+def _note(sink: Params, statistics: dict[int, Params] | None) -> None:
+    """Keep what a head saw with the queries beside what the network did; the first time counts."""
+    if sink and statistics is not None:
+        statistics[QUERY] = {**within(HEAD, sink), **statistics.get(QUERY, {})}
 
 
 def _check_support(y: Tensor, n_way: int) -> None:

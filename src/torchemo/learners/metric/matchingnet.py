@@ -5,15 +5,21 @@ from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from torchemo.core.types import Params
-from torchemo.learners.metric.episodic import Head, check_above_zero, one_hot
+from torchemo.learners.head import (
+    Features,
+    Head,
+    HeadOptions,
+    Labels,
+    Logits,
+    check_above_zero,
+    one_hot,
+)
 
 
 @dataclass(frozen=True)
-class MatchingNetOptions:
+class MatchingNetOptions(HeadOptions):
     """Options of MatchingNet; the defaults are the paper's."""
 
     scale: float = 1.0
@@ -48,20 +54,11 @@ class MatchingNet(MatchingNetOptions, Head):
         scale = torch.tensor(self.scale, device=generator.device)
         return {"scale": scale} if self.learn_scale else {}
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Keep the support examples: unit features, and which class each belongs to."""
         return {"unit": F.normalize(z, dim=-1), "member": one_hot(y, n_way, like=z)}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Return ``log p(k | x)``."""
         cosine = F.normalize(z, dim=-1) @ classifier["unit"].transpose(1, 2)
         scale = params["scale"][:, None, None] if self.learn_scale else self.scale

@@ -5,17 +5,16 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Params
-from torchemo.learners.metric.episodic import Head, check_above_zero
+from torchemo.learners.head import Features, Head, HeadOptions, Labels, Logits, check_above_zero
 
 
 @dataclass(frozen=True)
-class NearestMeanOptions:
+class NearestMeanOptions(HeadOptions):
     """Options of nearest mean."""
 
     distance: Literal["cosine", "euclidean"] = "cosine"
@@ -48,14 +47,7 @@ class NearestMean(NearestMeanOptions, Head):
         """Return the initial scale."""
         return {"scale": torch.tensor(self.scale, device=generator.device)}
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Average the features of each class."""
         means = class_means(self._seen(z), y, n_way=n_way)
         scale = params["scale"][:, None]
@@ -65,9 +57,7 @@ class NearestMean(NearestMeanOptions, Head):
         scale = scale / z.shape[-1]
         return {"weight": 2 * scale[..., None] * means, "bias": -scale * means.square().sum(-1)}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Compare queries with the means."""
         weight, bias = classifier["weight"], classifier["bias"]
         return torch.baddbmm(bias.unsqueeze(1), self._seen(z), weight.transpose(1, 2))

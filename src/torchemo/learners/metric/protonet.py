@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Params
-from torchemo.learners.metric.episodic import LinearHead
+from torchemo.learners.head import Features, Labels, LinearHead
 
 
 @final
@@ -23,14 +20,7 @@ class ProtoNet(LinearHead):
 
     title: ClassVar[str] = "ProtoNet"
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Average the features of each class."""
         prototypes = class_means(z, y, n_way=n_way)
         return {"weight": 2 * prototypes, "bias": -prototypes.square().sum(-1)}

@@ -69,7 +69,7 @@ class SequenceAutoencoder:
 
     def _cell(self, generator: torch.Generator) -> Params:
         own = (3 * self.dim, self.inside), (3 * self.dim, self.dim)
-        bias = torch.cat([torch.ones(2 * self.dim), torch.zeros(self.dim)])
+        bias = torch.tensor([1.0, 1.0, 0.0], device=generator.device).repeat_interleave(self.dim)
         return {
             "input": weight(own[0], generator, draw="glorot"),
             "state": weight(own[1], generator, draw="glorot"),

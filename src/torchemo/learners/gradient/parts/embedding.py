@@ -62,9 +62,9 @@ class ImageEmbedding:
             "conv1.weight": draw((self.filters, self.channels, 5, 5)),
             "conv2.weight": draw((self.filters, self.filters, 5, 5)),
             "linear1.weight": draw((self.hidden, flat)),
-            "linear1.bias": torch.full((self.hidden,), 0.1),
+            "linear1.bias": torch.full((self.hidden,), 0.1, device=generator.device),
             "linear2.weight": draw((self.dim, self.hidden)),
-            "linear2.bias": torch.full((self.dim,), 0.1),
+            "linear2.bias": torch.full((self.dim,), 0.1, device=generator.device),
         }
 
     def __call__(self, params: Params, support: Batch) -> Float[Tensor, "task n e"]:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchemo.config.options import refuse_below
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Batch, Params, Start, TaskShape
 from torchemo.learners.gradient.base import GradientLearner
@@ -53,6 +54,10 @@ class TaskGatedOptions(LoopOptions):
     aux_weight: float | None = None
     """Weight of the reconstruction losses beside the mean query loss. None: the published 0.01; for classes
     that stands beside a sum over queries divided by K, and is 0.01 K/(N Q) here."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_below(2, self, "task_dim", where="learner")
 
     def weight(self, tasks: TaskShape) -> float:
         """Return the weight of a reader's own losses beside the mean query loss."""
@@ -107,6 +112,23 @@ class TaskGated(GradientLearner):
         theta = self.loop.model.init(generator)
         reader = within(TASK, self.reader.init(generator))
         return {**theta, **reader, **within(GATE, self.gates.init(generator))}
+
+    def for_classes(self, n_way: int) -> Self:
+        """Refuse: the description of a task has an input for every class number.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{self.title} describes a task by the numbers of its classes, and knows no others than those of"
+            " training.",
+            hint="Give as many classes as in training, or train with another learner, such as maml.",
+        )
+
+    @property
+    def takes_visits(self) -> bool:
+        """Return False: a task begins at a start that is made of its whole support set."""
+        return False
 
     def start(self, params: Params, support: Batch, *, base: Params) -> Start:
         """Begin at the gated initialisation."""
