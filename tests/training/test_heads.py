@@ -13,7 +13,7 @@ from torchemo.learners.gradient.maml import MAML
 from torchemo.learners.gradient.meta_sgd import MetaSGD
 from torchemo.learners.gradient.proto_maml import ProtoMAML
 from torchemo.learners.gradient.reptile import Reptile
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.learners.metric.episodic import EpisodicLearner
 from torchemo.learners.metric.protonet import ProtoNet
 from torchemo.memory.emo import EMO, EMOOptions

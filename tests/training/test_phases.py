@@ -52,6 +52,22 @@ def test_each_of_two_phases_has_a_cosine_of_its_own(learner, memory):
     assert phases.rate_factor(learner + memory, "cosine") == pytest.approx(0, abs=1e-15)
 
 
+def test_a_dense_stage_comes_first_with_a_schedule_of_its_own():
+    phases = Phases(4, 3, dense=5)
+    assert (phases.total, phases.turn) == (12, 9)
+    found = [phases.rate_factor(i, "cosine") for i in range(12)]
+    expected = [0.5 * (1 + math.cos(math.pi * i / n)) for n in (5, 4, 3) for i in range(n)]
+    assert found == pytest.approx(expected, rel=1e-14, abs=1e-15)
+    assert Phases(0, dense=2).total == 2
+
+
+def test_rates_drop_at_milestones_of_each_phase():
+    drops = ((0.5, 0.1), (0.75, 0.01))
+    phases = Phases(8, dense=4)
+    found = [phases.rate_factor(i, "steps", drops=drops) for i in range(12)]
+    assert found == [1, 1, 0.1, 0.01, 1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
+
+
 def test_without_a_length_there_is_no_cosine_to_fall_along():
     assert Phases().rate_factor(3, "cosine") == 1.0
 
@@ -61,6 +77,8 @@ def test_without_a_length_there_is_no_cosine_to_fall_along():
     [
         ({"learner": 0}, "train.steps should be 1 or more, got 0"),
         ({"learner": 3, "memory": 0}, "memory.steps should be 1 or more, got 0"),
+        ({"learner": 3, "dense": -1}, "train.dense.steps should be 0 or more, got -1"),
+        ({"learner": 0, "memory": 2, "dense": 3}, "train.steps should be 1 or more, got 0"),
         ({"memory": 3}, "needs the learner's number of steps"),
     ],
 )

@@ -28,11 +28,12 @@ from torchemo.core.task_axis import join
 from torchemo.core.types import Episode, Params, Recall, Statistics
 from torchemo.learners.learner import Learner
 from torchemo.memory.interface import TaskMemory
+from torchemo.training.distributed import ALONE, Team
 from torchemo.training.predict import Prediction, predict
 
 
 class Scores(NamedTuple):
-    """Per-task results on fixed tasks.
+    """Per-task results on fixed tasks, on the host.
 
     Attributes:
         loss: Query loss after 0, 1, ..., S inner steps, or after the last.
@@ -60,6 +61,7 @@ def evaluate(
     statistics: Statistics = "transductive",
     batched: bool | None = None,
     workers: int = 1,
+    team: Team = ALONE,
 ) -> Scores:
     """Adapt to every task and score its queries after every inner step.
 
@@ -73,9 +75,10 @@ def evaluate(
         statistics: Answer each query by itself, or together; see `torchemo.training.predict.predict`.
         batched: Run each batch of tasks in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
+        team: Processes that share the batches; all of them return all scores.
     """
-    how = {"steps": steps, "every_step": every_step, "statistics": statistics}
-    how |= {"batched": batched, "workers": workers}
+    how: dict[str, Any] = {"steps": steps, "every_step": every_step, "statistics": statistics}
+    how |= {"batched": batched, "workers": workers, "team": team}
     return join([scores for scores, _ in _scored(learner, params, episodes, memory, **how)])
 
 
@@ -84,15 +87,30 @@ def _scored(
     params: Params,
     episodes: Iterable[Episode],
     memory: TaskMemory | None,
+    *,
+    team: Team = ALONE,
     **how: Any,
 ) -> list[tuple[Scores, Recall | None]]:
-    """Score batches of tasks, and keep what was recalled for them."""
+    """Score batches of tasks, and keep which slots were recalled for them."""
+
+    def score(episode: Episode) -> tuple[Scores, Recall | None]:
+        given = predict(learner, params, episode, memory=memory, **how)
+        recall = given.recall
+        # Values are large, and are not asked for again.
+        kept = recall if recall is None else recall._replace(values={}, slot_keys=None)
+        return _score(episode, given), kept
+
+    def every(own: Sequence[int]) -> list[list[tuple[Scores, Recall | None]]]:
+        """Score every n-th batch; batches are drawn one by one, as all of them may not fit in memory."""
+        return [
+            [score(episode) for i, episode in enumerate(episodes) if i % team.size == rank]
+            for rank in own
+        ]
+
     with _reading(memory):
-        found = []
-        for episode in episodes:
-            given = predict(learner, params, episode, memory=memory, **how)
-            found.append((_score(episode, given), given.recall))
-    return found
+        dealt = team.share(every, range(team.size))
+    batches_in_all = sum(len(found) for found in dealt)
+    return [dealt[i % team.size][i // team.size] for i in range(batches_in_all)]
 
 
 @contextmanager
@@ -116,6 +134,7 @@ def judge_slots(
     memory: TaskMemory,
     batched: bool | None = None,
     workers: int = 1,
+    team: Team = ALONE,
 ) -> Scores:
     """Judge the slots of a memory by tasks of new classes (`torchemo.memory.selective.SkipUnhelpful`).
 
@@ -126,6 +145,7 @@ def judge_slots(
         memory: The memory; which of its slots failed is the one thing that changes.
         batched: Run each batch of tasks in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
+        team: Processes that share the batches.
 
     Returns:
         Scores after the last step, of every task with or without its recall, as it will be evaluated.
@@ -136,15 +156,16 @@ def judge_slots(
             "this memory uses all of its slots.", hint="Pass skip_unhelpful=SkipUnhelpful(...)."
         )
     rule.failed.zero_()
-    how = {"every_step": False, "batched": batched, "workers": workers}
+    how: dict[str, Any] = {"every_step": False, "batched": batched, "workers": workers}
+    how["team"] = team
     found = _scored(learner, params, episodes, memory, **how)
     given, recalls = join([scores for scores, _ in found]), [r for _, r in found if r is not None]
     if not recalls or not recalls[0].m:  # nothing is remembered yet
         return given
-    alone = evaluate(learner, params, episodes, every_step=False, batched=batched, workers=workers)
+    alone = evaluate(learner, params, episodes, **how)
     recall = join(recalls)
     rule.judge(recall.slots, recall.weights, _points(given) - _points(alone))
-    return _chosen(rule.allows(recall), given, alone)
+    return _chosen(rule.allows(recall).cpu(), given, alone)
 
 
 def _chosen(active: Bool[Tensor, " task"], given: Scores, alone: Scores) -> Scores:
@@ -170,15 +191,15 @@ def batches(
 
 
 def _score(episode: Episode, given: Prediction) -> Scores:
-    y, answers = episode.query.y, given.outputs
+    y, answers = episode.query.y.cpu(), [out.cpu() for out in given.outputs]
     right = None
     if not y.is_floating_point():
         right = torch.stack([accuracy(out, y) for out in answers], 1)
-    unknown = torch.full((y.shape[0],), -1)
+    unknown = torch.full((y.shape[0],), -1, device="cpu")
     return Scores(
         loss=torch.stack([task_loss(out, y) for out in answers], 1),
         accuracy=right,
-        domain=unknown if episode.domain is None else episode.domain,
-        episode=unknown if episode.index is None else episode.index,
-        recalled=None if given.recall is None else given.recall.active,
+        domain=unknown if episode.domain is None else episode.domain.cpu(),
+        episode=unknown if episode.index is None else episode.index.cpu(),
+        recalled=None if given.recall is None else given.recall.active.cpu(),
     )

@@ -6,6 +6,7 @@ are carried back through each task's trunk. Nothing depends on the number of wor
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torchemo.core.types import Batch, Episode, Params, Start, Statistics
 from torchemo.core.workers import run_tasks
 from torchemo.learners.learner import HeadAlone, Learner, Stepwise, steps_of
 from torchemo.models.alone import alone
+from torchemo.training.distributed import ALONE, Team
 from torchemo.training.solve import Held, Solved, merge, solve
 
 CHUNK = 8
@@ -42,10 +44,15 @@ def solve_heads(
     *,
     held: Held | None = None,
     workers: int = 1,
+    team: Team = ALONE,
 ) -> Solved:
-    """Solve tasks as `solve` does one by one, with the heads of several tasks in one call."""
+    """Solve tasks as `solve` does one by one, with the heads of several tasks in one call.
+
+    The ranks of a team share the trunks; heads are small, and every rank solves them all.
+    """
+    how: dict[str, Any] = {"workers": workers, "team": team}
     chunks = [
-        _solve_chunk(learner, headed, *take((start, episode, held), chunk), workers=workers)
+        _solve_chunk(learner, headed, *take((start, episode, held), chunk), **how)
         for chunk in _chunks(episode)
     ]
     return merge(chunks)
@@ -59,17 +66,28 @@ def _solve_chunk(
     held: Held | None,
     *,
     workers: int,
+    team: Team,
 ) -> Solved:
     # First order: inner gradients are detached, so nothing flows through the support set.
     second, tasks = learner.traits.second_order, range(len(episode.support.x))
-    trunks = run_tasks(lambda b: _Trunk(learner, start, episode, b, second), tasks, workers=workers)
-    f, q = (x.detach() for x in join([trunk.outputs for trunk in trunks]))
+    trunks: dict[int, _Trunk] = {}
+
+    def forward(b: int) -> tuple[Tensor, Tensor]:
+        trunks[b] = _Trunk(learner, start, episode, b, second)
+        return trunks[b].outputs
+
+    outputs = team.share(lambda own: run_tasks(forward, own, workers=workers), tasks)
+    f, q = (x.detach() for x in join(outputs))
     f, q = f.requires_grad_(second), q.requires_grad_()
     on_features = Episode(Batch(f, episode.support.y), Batch(q, episode.query.y))
     inputs = [f, q] if second else [q]
     solved = solve(headed, start, on_features, held=held, inputs=inputs)
     df, dq = (solved.inputs[0] if second else None), solved.inputs[-1]
-    rows = run_tasks(lambda b: trunks[b].rows(df, dq, b), tasks, workers=workers)
+
+    def back(b: int) -> Params:
+        return trunks[b].rows(df, dq, b)
+
+    rows = team.share(lambda own: run_tasks(back, own, workers=workers), tasks)
     return solved._replace(theta={**solved.theta, **join(rows)}, inputs=[])
 
 

@@ -36,6 +36,7 @@ from torchemo.learners.learner import (
     steps_of,
 )
 from torchemo.memory.interface import TaskMemory
+from torchemo.training.device import CPU, batch_to, home, to_device
 from torchemo.training.heads import answer_heads, head_learner
 from torchemo.training.solve import Held
 
@@ -47,7 +48,8 @@ class Prediction(NamedTuple):
     """Answers to the queries of B tasks.
 
     Attributes:
-        outputs: ``[B, n_query, n_out]`` after each inner step that was asked for.
+        outputs: ``[B, n_query, n_out]`` after each inner step that was asked for, on the device of the
+            queries.
         recall: What the memory recalled for the tasks; None without a memory.
     """
 
@@ -84,12 +86,17 @@ def predict(
         batched: Run the whole task axis in one call; None: see `runs_together`.
         workers: Threads that share the tasks otherwise.
     """
+    asked, device = episode.query.x.device, home(params)
+    if device.type != "cpu":
+        check_episode(episode, n_way=head_outputs(learner, params))
+    episode = to_device(episode, device)
     with torch.no_grad():
         begin, held = begun(learner, params, episode, memory=memory)
         shown = _shown(learner, steps, every_step)
         answering = _Answering(learner, begin, episode, held, shown, statistics)
         outputs = answering.all(groups_of(params, episode, batched), workers=workers)
-    return Prediction(tuple(outputs), None if held is None else held.recall)
+    answers = tuple(out.to(asked) for out in outputs)
+    return Prediction(answers, None if held is None else held.recall)
 
 
 @final
@@ -101,16 +108,18 @@ class Classifier:
         learner: The learner.
         fitted: What it made of the support set.
         recall: What the memory recalled for the task; None without a memory.
+        device: Where its network is; answers come back to where the queries are.
     """
 
     learner: Learner
     fitted: Fitted
     recall: Recall | None
+    device: torch.device = CPU
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n out"]:
         """Return the outputs for queries; no answer depends on the others."""
         with torch.no_grad():
-            return self.learner.predict(self.fitted, x[None])[0]
+            return self.learner.predict(self.fitted, x[None].to(self.device))[0].to(x.device)
 
 
 def classifier(
@@ -130,12 +139,13 @@ def classifier(
         memory: The memory, in eval mode; None is the base learner.
         steps: Inner steps, by default those of training.
     """
+    support = batch_to(support, home(params))
     with torch.no_grad():
         begin, held = begun(learner, params, Episode(support, support), memory=memory)
         bound = None if held is None else held.bind()
         fitted = learner.fit(begin, support, memory=bound, steps=steps, graph=False)
     recall = None if held is None else held.recall
-    return Classifier(learner, fitted._replace(alone={}), recall)
+    return Classifier(learner, fitted._replace(alone={}), recall, home(params))
 
 
 def begun(

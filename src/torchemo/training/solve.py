@@ -10,8 +10,9 @@ from torch import Tensor
 from torchemo.core.task_axis import join
 from torchemo.core.tree import detach, leaf
 from torchemo.core.types import Episode, Params, Recall, Start
-from torchemo.learners.learner import Fitted, Learner, Stepwise, outer_rows
-from torchemo.memory.interface import BoundMemory, TaskMemory
+from torchemo.learners.learner import Fitted, Learner, Stepwise, buffers_of, outer_rows
+from torchemo.memory.bound import BoundMemory
+from torchemo.memory.interface import TaskMemory
 
 
 class Solved(NamedTuple):
@@ -100,7 +101,9 @@ def solve(
     fresh = Start(leaves.theta, leaves.rates)
     fitted = learner.fit(fresh, episode.support, memory=bound)
     values = _values(learner, held, fitted, episode)
-    losses, rows = outer_rows(learner, fresh, fitted, episode.query, leaves=leaves.all())
+    losses, rows = outer_rows(
+        learner, fresh, fitted, episode.query, leaves=leaves.all(), base=episode.base
+    )
     return _solved(leaves, losses, rows, fitted)._replace(values=values)
 
 
@@ -113,7 +116,7 @@ def merge(parts: Sequence[Solved]) -> Solved:
 def _fresh(
     learner: Learner, start: Start, held: Held | None, inputs: Sequence[Tensor]
 ) -> tuple[_Leaves, BoundMemory | None]:
-    fixed = frozenset(learner.model.buffers)
+    fixed = frozenset(buffers_of(learner))
     theta = {n: t.detach() if n in fixed else leaf(t) for n, t in start.theta.items()}
     rates = None if start.rates is None else {n: leaf(r) for n, r in start.rates.items()}
     bound, weights = None if held is None else held.bind(), None

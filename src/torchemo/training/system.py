@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
+
 from torchemo.core.errors import CheckpointError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Episode, Params, Statistics
 from torchemo.learners.learner import STATE, Learner
 from torchemo.memory.interface import TaskMemory, current_names
+from torchemo.training.device import CPU
+from torchemo.training.distributed import ALONE, Team
 from torchemo.training.evaluate import Scores, evaluate
 from torchemo.training.predict import Prediction, predict
 
@@ -28,6 +32,7 @@ class System:
         iteration: Outer steps of meta-training behind it.
         batched: Run the tasks of a batch in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a batch otherwise.
+        team: Processes that share what is evaluated.
     """
 
     learner: Learner
@@ -36,6 +41,7 @@ class System:
     iteration: int = 0
     batched: bool | None = None
     workers: int = 1
+    team: Team = ALONE
 
     @property
     def title(self) -> str:
@@ -64,7 +70,7 @@ class System:
     ) -> Scores:
         """Score fixed tasks; see `torchemo.training.evaluate.evaluate`."""
         how = {**self._how, "steps": steps, "every_step": every_step, "statistics": statistics}
-        return evaluate(self.learner, self.params, episodes, **how)
+        return evaluate(self.learner, self.params, episodes, team=self.team, **how)
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -78,14 +84,20 @@ def restored(
     *,
     batched: bool | None = None,
     workers: int = 1,
+    device: torch.device = CPU,
+    team: Team = ALONE,
 ) -> System:
     """Make a system from the state that `torchemo.training.trainer.Trainer.state_dict` returned."""
+    memory = None if memory is None else memory.to(device)
+    if memory is not None:
+        memory.store.owner = None  # what only answers keeps no versions of its values
     expected = learner.init(generator_for(0, "learner"))
-    params = {n: p.detach() for n, p in restore_memory(expected, memory, groups).items()}
+    saved = restore_memory(expected, memory, groups)
+    params = {n: p.detach().to(device) for n, p in saved.items()}
     iteration = int(groups["progress"]["iteration"])
     if memory is not None:
         memory.eval()
-    return System(learner, params, memory, iteration, batched, workers)
+    return System(learner, params, memory, iteration, batched, workers, team)
 
 
 def restore_memory(
@@ -94,11 +106,16 @@ def restore_memory(
     """Check a saved state, give the memory its part of it, and return the saved parameters."""
     saved = groups.get("params", {})
     remembered = groups.get("memory", groups.get(OLD_GROUP))
-    known = {n: p.shape for n, p in expected.items() if not n.startswith(STATE)}
-    got = {n: p.shape for n, p in saved.items() if not n.startswith(STATE)}
-    if known != got or (remembered is not None) != (memory is not None):
+    known = {n: f"shape {list(p.shape)}" for n, p in expected.items() if not n.startswith(STATE)}
+    got = {n: f"shape {list(p.shape)}" for n, p in saved.items() if not n.startswith(STATE)}
+    known |= {} if memory is None else {"memory": "shape of slots"}
+    got |= {} if remembered is None else {"memory": "shape of slots"}
+    differ = sorted(n for n in known.keys() | got.keys() if known.get(n) != got.get(n))
+    if differ:
+        name = differ[0]
         raise CheckpointError(
-            f"the saved state has parameters {sorted(got)}, this run has {sorted(known)}.",
+            f"the saved state has {got.get(name, 'nothing')} for {name!r:.80},"
+            f" this run has {known.get(name, 'nothing')}.",
             hint="Open it with the configuration the run was started with.",
         )
     if memory is not None and remembered is not None:

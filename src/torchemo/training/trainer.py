@@ -2,24 +2,53 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchemo.config.run import OuterConfig
-from torchemo.core.errors import ConfigError, Diverged
+from torchemo.config.run import DenseConfig, OuterConfig
+from torchemo.core.checks import check_episode
+from torchemo.core.errors import ConfigError
 from torchemo.core.rng import generator_for
-from torchemo.core.tree import detach, is_finite
-from torchemo.core.types import Episode, Params, Recall
-from torchemo.learners.learner import STATE, Advance, Learner, Scheduled, Staged, learned, within
-from torchemo.memory.build import RATE
-from torchemo.memory.inspection.recalls import RecallStatistics, recall_statistics
+from torchemo.core.tree import detach, tree_map
+from torchemo.core.types import Batch, Episode, Params, Recall
+from torchemo.learners.learner import (
+    STATE,
+    Advance,
+    Learner,
+    Scheduled,
+    Staged,
+    learned,
+    moving,
+)
+from torchemo.memory.inspection.recalls import (
+    Pending,
+    RecallStatistics,
+    fetched,
+    pending_statistics,
+)
 from torchemo.memory.interface import TaskMemory
 from torchemo.memory.keys.recognition import SelfRecognition
+from torchemo.training.classes import for_training
+from torchemo.training.dense.classify import (
+    begin_with,
+    classifier_of,
+    dense_training,
+    hand_over,
+)
+from torchemo.training.device import CPU, batch_to, to_device
+from torchemo.training.distributed import ALONE, Team
+from torchemo.training.optimizer import (
+    make_optimizer,
+    optimizer_state,
+    outer_groups,
+    restore_optimizer,
+)
 from torchemo.training.phases import Phases
-from torchemo.training.step import OuterStep, outer_step
+from torchemo.training.predict import head_outputs
+from torchemo.training.step import OuterStep, check_finite, diverged, outer_step
 from torchemo.training.system import OLD_GROUP, System, method_title, restore_memory
 
 
@@ -56,6 +85,12 @@ class Trainer:
         phases: Who trains when; by default learner and memory together, for no fixed number of steps.
         batched: Run the tasks of a step in one call; None: see `torchemo.training.predict.runs_together`.
         workers: Threads that share the tasks of a step otherwise.
+        dense: Classification of base classes before the episodes or beside them; None without any.
+        base_classes: Number of base classes.
+        train_way: Classes of a training task; as many as the learner has by default.
+        device: Where everything is computed. Parameters are drawn on the CPU and moved; a memory is moved
+            with them, but training of its keys must already be made with keys on the device.
+        team: Processes that share the tasks of a step; each has a trainer of its own, with equal numbers.
 
     Example:
         >>> from torchemo.core.types import Batch
@@ -81,36 +116,38 @@ class Trainer:
         phases: Phases | None = None,
         batched: bool | None = None,
         workers: int = 1,
+        dense: DenseConfig | None = None,
+        base_classes: int = 0,
+        train_way: int | None = None,
+        device: torch.device = CPU,
+        team: Team = ALONE,
     ) -> None:
         self.learner = learner
-        self.memory = memory
+        self.of_training = None if train_way is None else for_training(learner, train_way)
+        self.memory = None if memory is None else memory.to(device)
+        self.device = device
         self.config = OuterConfig() if config is None else config
         self.recognition = recognition
         self.phases = Phases() if phases is None else phases
         self._check_phases()
         self.batched = batched
         self.workers = workers
+        self.team = team
         self.iteration = 0
-        drawn = learner.init(generator_for(seed, "learner"))
+        drawn = tree_map(lambda p: p.to(device), learner.init(generator_for(seed, "learner")))
         self.params: Params = {
             n: p if n.startswith(STATE) else p.requires_grad_() for n, p in drawn.items()
         }
         self.learned = learned(learner, self.params)
         self.memory_learned = self._memory_learned()
-        kind = torch.optim.Adam if self.config.optimizer == "adam" else torch.optim.SGD
-        self.optimizer: torch.optim.Optimizer = kind(self._groups(), lr=self.config.lr)
+        self.optimizer = make_optimizer(
+            outer_groups(self.learned, self.memory_learned, self.config), self.config
+        )
+        sizes = {"stage": self.phases.dense, "classes": base_classes, "seed": seed}
+        self.dense = dense_training(learner.model, self.params, dense, **sizes)
 
     def __repr__(self) -> str:
         return f"Trainer({method_title(self.learner, self.memory)}, {self.iteration} outer steps)"
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """Put learned inner rates in a group of their own if they have an outer rate of their own."""
-        own = self.config.rates_lr
-        rates = {n: p for n, p in self.learned.items() if own is not None and n.startswith(RATE)}
-        others = [p for n, p in self.learned.items() if n not in rates]
-        sets = [(others, self.config.lr), (list(rates.values()), own)]
-        sets.append((list(self.memory_learned.values()), self.config.lr))
-        return [{"params": ps, "lr": lr, "initial_lr": lr} for ps, lr in sets if ps]
 
     def _check_phases(self) -> None:
         if self.config.schedule != "constant" and self.phases.total is None:
@@ -138,17 +175,37 @@ class Trainer:
     @property
     def rate_factor(self) -> float:
         """Share of the outer rates in the present step."""
-        return self.phases.rate_factor(self.iteration, self.config.schedule)
+        return self.phases.share_of(self.config, self.iteration)
 
-    def step(self, episode: Episode) -> StepReport:
+    @property
+    def episodic(self) -> int:
+        """Number of the present outer step among those on episodes, from 0."""
+        return self.iteration - self.phases.dense
+
+    def step(self, episode: Episode | None, *, images: Batch | None = None) -> StepReport:
         """Take one outer step on B tasks: adapt, learn, remember.
+
+        Args:
+            episode: The tasks; None is a step of dense classification alone.
+            images: Images of base classes, to be classified first.
 
         Raises:
             Diverged: A loss or gradient is not finite; nothing has been changed.
         """
-        learner = self.learner
-        if isinstance(learner, Scheduled):
-            learner = learner.scheduled(self.iteration)
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise ConfigError(
+                "a training step needs gradients, and they are switched off here.",
+                hint="Leave torch.no_grad() or torch.inference_mode() before the step.",
+            )
+        if self.phases.dense and not self.episodic and self.dense is not None:
+            hand_over(self.learner, self.params, self.dense.classifier)
+        done = [] if images is None else [self._classify(images)]
+        done += [] if episode is None else [self._on_tasks(episode)]
+        self.iteration += 1
+        return done[-1]
+
+    def _on_tasks(self, episode: Episode) -> StepReport:
+        learner, episode = self._ready(episode)
         result = outer_step(
             learner,
             self.params,
@@ -156,41 +213,53 @@ class Trainer:
             memory=self.memory,
             batched=self.batched,
             workers=self.workers,
+            team=self.team,
         )
-        self._refuse_divergence(result, episode)
-        norm = self._learn(learner, result)
+        norm = self._learn(learner, result, episode)
         recognition_loss = self._train_keys(episode)
         statistics = self._remember(result, episode)
-        report = StepReport(
-            self.iteration, result.losses, norm, result.recall, recognition_loss, statistics
-        )
-        self.iteration += 1
-        return report
+        # Numbers for the log come last, in one wait for the device.
+        pending = [] if statistics is None else [statistics]
+        losses = [] if recognition_loss is None else [recognition_loss]
+        found = iter(fetched(pending, *losses))
+        known = next(found) if pending else None
+        loss = next(found) if losses else None
+        return StepReport(self.iteration, result.losses, norm, result.recall, loss, known)
+
+    def _ready(self, episode: Episode) -> tuple[Learner, Episode]:
+        """Return the learner as it is at this step, and the tasks where it computes."""
+        if self.device.type != "cpu":
+            check_episode(episode, n_way=head_outputs(self.learner, self.params))
+        learner = self.learner if self.of_training is None else self.of_training
+        if isinstance(learner, Scheduled):
+            learner = learner.scheduled(self.episodic)
+        return learner, to_device(episode, self.device)
 
     @property
     def system(self) -> System:
         """What answers at the present step; it shares the trainer's tensors."""
-        return System(
-            self.learner, self.params, self.memory, self.iteration, self.batched, self.workers
-        )
+        how = (self.batched, self.workers, self.team)
+        return System(self.learner, self.params, self.memory, self.iteration, *how)
 
     def skip(self) -> None:
         """Leave out a step whose tasks could not be used."""
         self.iteration += 1
 
     def state_dict(self) -> dict[str, Params]:
-        """Copy everything that a resumed run needs, as groups of named tensors."""
+        """Copy everything that a resumed run needs, as groups of named tensors on the host."""
         groups: dict[str, Params] = {
             "params": self.params,
-            "optimizer": _optimizer_state(self.optimizer),
-            "progress": {"iteration": torch.tensor(self.iteration)},
+            "optimizer": optimizer_state(self.optimizer),
+            "progress": {"iteration": torch.tensor(self.iteration, device="cpu")},
         }
         if self.memory is not None:
             groups["memory"] = self.memory.state_dict()
         if self.recognition is not None:
             groups["recognition"] = self.recognition.state_dict()
+        if self.dense is not None:
+            groups["dense"] = self.dense.state_dict()
         return {
-            group: {n: t.detach().clone() for n, t in tensors.items()}
+            group: {n: t.detach().to(CPU, copy=True) for n, t in tensors.items()}
             for group, tensors in groups.items()
         }
 
@@ -203,12 +272,32 @@ class Trainer:
         saved = restore_memory(self.params, self.memory, groups)
         for name in (n for n in saved if not n.startswith(STATE)):
             self.params[name].data.copy_(saved[name])
-        self._keep({n: p.clone() for n, p in saved.items() if n.startswith(STATE)})
+        self._keep(
+            {n: p.to(self.device, copy=True) for n, p in saved.items() if n.startswith(STATE)}
+        )
         self.iteration = int(groups["progress"]["iteration"])
         if self.recognition is not None:
             self.recognition.load_state_dict(groups["recognition"])
+        if self.dense is not None:
+            self.dense.load_state_dict(groups["dense"])
         # Plain SGD has no state, and checkpoints leave empty groups out.
-        _restore_optimizer(self.optimizer, groups.get("optimizer", {}), gone=self._gone(groups))
+        restore_optimizer(self.optimizer, groups.get("optimizer", {}), gone=self._gone(groups))
+
+    def begin_with(self, groups: Mapping[str, Params], *, where: str) -> None:
+        """Begin with the network of another run, and with its dense classifier where one is wanted.
+
+        Args:
+            groups: What its `state_dict` returned.
+            where: Name of that run, for messages.
+        """
+        begin_with(self.params, groups["params"], where=where)
+        if "dense" not in groups:
+            return
+        classifier = classifier_of(groups["dense"])
+        if self.dense is not None:
+            self.dense.begin_with(classifier)
+        if not self.phases.dense:
+            hand_over(self.learner, self.params, classifier)
 
     def _gone(self, groups: Mapping[str, Params]) -> range:
         """Return which numbers of a saved optimizer belong to parameters that are gone.
@@ -221,30 +310,43 @@ class Trainer:
         first = len(self.learned) + sum(not n.startswith("encoder.") for n in self.memory_learned)
         return range(first, first + unused)
 
-    def _learn(self, learner: Learner, result: OuterStep) -> float:
+    def _learn(self, learner: Learner, result: OuterStep, episode: Episode) -> float:
         """Take the optimizer's step, and what the network and a staged learner change besides."""
-        gradients, advance = {} if self.frozen else result.gradients, None
+        gradients, advance = {} if self.frozen else moving(self.learner, result.gradients), None
         if isinstance(learner, Staged) and not self.frozen:
+            check_finite(result, episode, iteration=self.iteration)
             advance = learner.advance(
-                self.params, gradients, about=result.about, iteration=self.iteration
+                self.params, gradients, about=result.about, iteration=self.episodic
             )
             gradients = advance.gradients
-        norm = self._descend(self.learned, gradients)
+        norms = self._descend(self.learned, gradients)
+        self._descend(self.memory_learned, result.memory_gradients)
+        norm = check_finite(result, episode, iteration=self.iteration, norm=norms)
         # A norm overflows before its gradient does, and is then clipped to nothing.
         if not math.isfinite(norm) and not all(
             bool(g.isfinite().all()) for g in gradients.values()
         ):
-            raise _diverged(self.iteration, "the learner has a non-finite gradient")
-        self._descend(self.memory_learned, result.memory_gradients)
+            raise diverged(self.iteration, "the learner has a non-finite gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self.rate_factor
         self.optimizer.step()
-        buffers = {} if self.frozen else result.buffers
+        buffers = {} if self.frozen else moving(self.learner, result.buffers)
         for name, buffer in buffers.items():
             self.params[name].data.copy_(buffer)
         if advance is not None:
             self._advance(advance)
         return norm
+
+    def _classify(self, images: Batch) -> StepReport:
+        """Take a step of dense classification."""
+        if self.dense is None:
+            raise ConfigError(
+                "images of base classes were given, and nothing classifies these.",
+                hint="Give Trainer(dense=DenseConfig(...), base_classes=...).",
+            )
+        share = self.phases.share_of(self.dense.config, self.iteration)
+        loss, norm = self.dense.step(batch_to(images, self.device), rate_factor=share)
+        return StepReport(self.iteration, loss[None], float(norm), None, None, None)
 
     def _advance(self, advance: Advance) -> None:
         for name, tensor in advance.resets.items():
@@ -257,12 +359,12 @@ class Trainer:
             del self.params[name]
         self.params.update(detach(state))
 
-    def _remember(self, result: OuterStep, episode: Episode) -> RecallStatistics | None:
+    def _remember(self, result: OuterStep, episode: Episode) -> Pending | None:
         """Write what the step leaves behind, and return what its recall was worth."""
         memory, recall, values = self.memory, result.recall, result.values
         if memory is None or recall is None:
             return None
-        statistics = recall_statistics(memory.store, recall, values, domain=episode.domain)
+        statistics = pending_statistics(memory.store, recall, values, domain=episode.domain)
         memory.remember(
             recall,
             values,
@@ -274,68 +376,25 @@ class Trainer:
             self.recognition.settle()
         return statistics
 
-    def _train_keys(self, episode: Episode) -> float | None:
+    def _train_keys(self, episode: Episode) -> Tensor | None:
         """Train the keys, if it is their turn: at every step of the start-up, and less often later on."""
         if self.recognition is None or self.memory is None:
             return None
-        if self.iteration >= self.memory.startup and self.iteration % self.recognition.every:
+        if self.episodic >= self.memory.startup and self.episodic % self.recognition.every:
             self.recognition.push(episode.support)
             return None
-        return self.recognition.step(episode, self.params, rate_factor=self.rate_factor)
+        return self.recognition.train(episode, self.params, rate_factor=self.rate_factor)
 
-    def _descend(self, tensors: dict[str, Tensor], gradients: Params) -> float:
+    def _descend(self, tensors: dict[str, Tensor], gradients: Params) -> Tensor:
         """Hand a group's gradient to the optimizer, clipped by the group's own norm."""
         for name, tensor in tensors.items():
             tensor.grad = gradients[name].clone() if name in gradients else None
         if not tensors or self.config.clip is None:
-            return float(_norm(gradients))
-        return float(torch.nn.utils.clip_grad_norm_(list(tensors.values()), self.config.clip))
-
-    def _refuse_divergence(self, result: OuterStep, episode: Episode) -> None:
-        finite = result.losses.isfinite() & is_finite(
-            {**result.rows, **within("value/", result.values)}
-        )
-        if bool(finite.all()):
-            if not all(bool(g.isfinite().all()) for g in result.memory_gradients.values()):
-                raise _diverged(self.iteration, "the memory has a non-finite gradient")
-            return
-        bad = int((~finite).nonzero()[0])
-        name = bad if episode.index is None else int(episode.index[bad])
-        raise _diverged(self.iteration, f"task {name} has a non-finite loss or gradient")
-
-
-def _diverged(iteration: int, what: str) -> Diverged:
-    return Diverged(
-        f"outer step {iteration}: {what}.",
-        hint="Lower the inner or the outer rate; nothing was changed by this step.",
-    )
+            return _norm(gradients)
+        return torch.nn.utils.clip_grad_norm_(list(tensors.values()), self.config.clip)
 
 
 def _norm(gradients: Params) -> Tensor:
     if not gradients:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     return torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> Params:
-    """Flatten an optimizer's per-parameter tensors: ``{"3.exp_avg": ...}``."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": tensor.detach()
-        for number, parts in state.items()
-        for name, tensor in parts.items()
-        if isinstance(tensor, Tensor)
-    }
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Params, *, gone: range) -> None:
-    state: dict[int, Params] = {}
-    for key, tensor in saved.items():
-        text, name = key.split(".", 1)
-        number = int(text)
-        if number in gone:
-            continue
-        # Numbers follow the order of the parameters, so those after the gap close it.
-        now = number if number < gone.start else number - len(gone)
-        state.setdefault(now, {})[name] = tensor.clone()
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

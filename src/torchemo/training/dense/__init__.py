@@ -1,0 +1,1 @@
+"""Classification of all base classes: before the episodes, or beside them."""
