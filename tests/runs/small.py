@@ -69,6 +69,6 @@ def final_state(root):
 
 def log(root):
     return [
-        {k: v for k, v in event.items() if k != "time"}
+        {k: v for k, v in event.items() if k not in ("time", "cpu_seconds")}
         for event in events.read(root / "events.jsonl")
     ]

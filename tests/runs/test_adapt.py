@@ -1,6 +1,7 @@
 """Images of your own: any form of them, any number per class, answered as tensors would be."""
 
 import json
+import shutil
 from dataclasses import replace
 from typing import get_args
 
@@ -21,10 +22,11 @@ from torchemo.runs.adapt import adapt, query_pictures
 from torchemo.runs.experiment import build_trainer
 from torchemo.runs.load import Trained
 from torchemo.runs.score import memory_digest
+from torchemo.training.classes import for_shots
 from torchemo.training.predict import predict
 
 SIZE = 16
-SHAPE = TaskShape("classification", (3, SIZE, SIZE), 2)
+SHAPE = TaskShape("classification", (3, SIZE, SIZE), 2, base_classes=6)
 CONFIG = RunConfig(
     learner=Part("maml", {"steps": 2}),
     model=Part("conv4", {"filters": 4}),
@@ -99,7 +101,11 @@ def test_a_folder_is_answered_as_the_same_tensors_are(folders, config):
     )
     system = run.system
     found_by_tensors = predict(
-        system.learner, system.params, episode, memory=system.memory, statistics="inductive"
+        for_shots(system.learner, (3, 2)),
+        system.params,
+        episode,
+        memory=system.memory,
+        statistics="inductive",
     )
     expected = found_by_tensors.outputs[-1]
     got = torch.tensor([p.probabilities for p in found.predictions])
@@ -188,21 +194,24 @@ def test_proto_maml_tells_plain_colours_apart_for_any_number_of_classes(folders,
         assert p.predicted in p.file
 
 
-def test_another_number_of_classes_than_the_head_is_refused(folders):
+@pytest.mark.parametrize("config", [CONFIG, with_memory(), with_memory(learner=PROTO)])
+def test_any_number_of_classes_is_answered(folders, config):
     support, query = folders
     save(noise(GREEN, 1), support / "green" / "0.png")
-    with pytest.raises(ConfigError, match=r"3 classes, the run was trained for 2.*\n.*proto-maml"):
+    found = answer_folder(trained(config), support, query=query)
+    assert found.classes == ("blue", "green", "red")
+    assert all(sum(p.probabilities) == pytest.approx(1) for p in found.predictions)
+    # Images of one colour are more alike than any two colours.
+    if config.learner.name == "proto-maml":
+        assert all(p.predicted in p.file for p in found.predictions)
+    assert len(found.recalled) == (0 if config.memory.name == "none" else 2)
+
+
+def test_one_class_leaves_nothing_to_decide(folders):
+    support, query = folders
+    shutil.rmtree(support / "red")
+    with pytest.raises(ConfigError, match="two classes or more"):
         answer_folder(trained(), support, query=query)
-
-
-def test_a_memory_of_heads_is_bound_to_their_number_of_classes(folders):
-    support, query = folders
-    save(noise(GREEN, 1), support / "green" / "0.png")
-    proto = with_memory(learner=PROTO)
-    with pytest.raises(ConfigError, match="memory holds heads of 2"):
-        answer_folder(trained(proto), support, query=query)
-    dropped = replace(proto, memory=MEMORY.set(head_align="drop"))
-    assert len(answer_folder(trained(dropped), support, query=query).recalled) == 2
 
 
 def test_what_is_recalled_is_told_nearest_first_and_the_memory_is_left_alone(folders):
@@ -355,11 +364,18 @@ def test_folders_without_what_they_should_hold_are_refused(folders, tmp_path):
         answer_folder(run, support, query=query)
 
 
-def test_a_broken_image_is_named(folders):
+def test_a_broken_image_is_left_out_and_named(folders):
     support, query = folders
+    fitted = adapt(trained(), support)
+    expected = fitted.predict(query)
     (query / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
+    found = fitted.predict(query)
+    assert found.predictions == expected.predictions
+    assert [bad.name for bad in found.left_out] == ["broken.jpg"]
     with pytest.raises(DataError, match=r"broken\.jpg"):
-        answer_folder(trained(), support, query=query)
+        fitted.predict(query, strict=True)
+    with pytest.raises(DataError, match=r"broken\.jpg"):
+        fitted.predict(query / "broken.jpg")
 
 
 def test_a_run_on_numbers_takes_no_images(folders):

@@ -9,6 +9,7 @@ from torchemo.core.errors import DataError
 from torchemo.runs.compare import compare, read_result
 from torchemo.runs.load import load_best
 from torchemo.runs.score import Protocol, score_run
+from torchemo.runs.storage.seal import with_digest
 from torchemo.runs.train import train_run
 
 
@@ -51,3 +52,24 @@ def test_several_seeds_are_compared_one_to_one(tmp_path):
     assert "both" in found["over_seeds"]
     with pytest.raises(DataError, match="one to one"):
         compare(base[:1], memory)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outer_steps": "%s%n"},
+        {"outer_steps": 10**400},
+        {"cpu_seconds": [1]},
+        {"seed": {}},
+        {"method": 5},
+        {"domains": [None] * 4},
+        {"per_task": [[10**400]]},
+    ],
+)
+def test_a_sealed_result_with_fields_of_another_kind_is_none(tmp_path, change):
+    train_run(tmp_path / "run", config())
+    made = score_run(tmp_path / "run", load_best(tmp_path / "run"), Protocol(tasks=4))
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(with_digest({**made, **change})))
+    with pytest.raises(DataError, match="does not hold the scores of tasks"):
+        read_result(file)

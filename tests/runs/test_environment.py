@@ -1,6 +1,7 @@
 """What a run was computed with."""
 
 import json
+import os
 import platform
 import re
 import socket
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from torchemo.models.fused import Status
-from torchemo.runs.environment import commit_of, differences, environment, versions
+from torchemo.runs.environment import commit_of, differences, environment, since_the_start, versions
+from torchemo.training.device import HERE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -111,3 +113,10 @@ def test_a_strange_head_gives_no_commit(package, head):
     (root / "secret").write_text(COMMIT)
     (root / ".git" / "HEAD").write_text(head)
     assert commit_of(package) is None
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_environment_is_told_at_once(tmp_path):
+    os.mkfifo(tmp_path / "environment.json")
+    said = since_the_start(tmp_path / "environment.json", HERE)
+    assert "cannot be read (not a regular file)" in said

@@ -16,7 +16,8 @@ from torchemo.runs.experiment import (
     open_experiment,
     reduced,
 )
-from torchemo.runs.train import config_hash
+from torchemo.runs.load import config_hash
+from torchemo.training.device import Place
 
 KINDS = ("none", "gradients", "offsets", AFTER)
 
@@ -93,7 +94,7 @@ def test_the_state_of_another_network_is_refused():
     experiment = open_experiment(config(memory="none"))
     groups = experiment.trainer.state_dict()
     wider = replace(experiment.config, model=Part("mlp", {"hidden": (7,)}))
-    with pytest.raises(CheckpointError, match="saved state has parameters"):
+    with pytest.raises(CheckpointError, match="saved state has shape"):
         build_system(wider, experiment.source.shape, groups)
 
 
@@ -122,7 +123,7 @@ def test_a_learner_of_two_stages_is_not_frozen_before_the_second():
 def test_how_tasks_are_run_is_chosen_by_a_word(word, batched):
     chosen = config()
     chosen = replace(chosen, train=replace(chosen.train, batched=word))
-    experiment = open_experiment(chosen, workers=2)
+    experiment = open_experiment(chosen, place=Place(workers=2))
     opened = build_system(chosen, experiment.source.shape, experiment.trainer.state_dict())
     for system in (experiment.system, opened):
         assert system.batched is batched

@@ -9,7 +9,7 @@ from torchemo.config.registry import Part
 from torchemo.config.run import DataConfig, RunConfig, TrainConfig
 from torchemo.core.types import Batch, Episode, TaskShape
 from torchemo.data.source import RegressionTasks, open_source
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory.aggregators import Sum
 from torchemo.memory.emo import EMO, EMOOptions
 from torchemo.memory.state import saved
@@ -68,6 +68,8 @@ def rekeyed(trainer, options, tasks):
 def held_bytes(memory):
     assert len(memory) == SLOTS
     held = {n: t for n, t in saved(memory).items() if n not in SPARSE}
+    # Times are saved as 64-bit numbers and kept as 32-bit ones.
+    held |= {n: getattr(memory.ledger, n[7:]) for n in held if n.startswith("ledger.")}
     return sum(t.numel() * t.element_size() for t in held.values())
 
 

@@ -1,11 +1,13 @@
 """Runs: resume is bitwise, what diverges is skipped and then stopped, other data are refused."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.pretend import on_pretend
 from tests.runs.small import AFTER, TASKS, config, final_state, log, stop_after
 from torchemo.config.registry import Part
 from torchemo.config.run import DataConfig, OuterConfig, RunConfig, TrainConfig
@@ -15,11 +17,14 @@ from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.controllers import CONTROLLERS
 from torchemo.memory.keys.recognition import SelfRecognition
 from torchemo.runs import experiment as experiment_module
+from torchemo.runs import footprint as footprint_module
 from torchemo.runs.experiment import build_trainer, complete
 from torchemo.runs.load import load_best, load_trained, read_config
 from torchemo.runs.score import Protocol, score_tasks
 from torchemo.runs.storage import checkpoint
+from torchemo.runs.storage.seal import with_digest
 from torchemo.runs.train import train_run
+from torchemo.training.device import Place
 
 METRIC = [n for n in LEARNERS if LEARNERS[n].__module__.startswith("torchemo.learners.metric.")]
 """Learners without an inner loop; they need classes, and so does Proto-MAML."""
@@ -110,7 +115,7 @@ def test_learners_of_classes_resume_on_images_bit_for_bit(of_classes, memory, tm
     few = {"capacity": 2, "warmup": 1, "key": Part("learned-statistics", {"dim": 4})}
     chosen = RunConfig(
         learner=Part(of_classes, {"steps": 1} if of_classes == "proto-maml" else {}),
-        model=Part("conv4", {"filters": 2}),
+        model=Part("conv4", {"filters": 6}),
         memory=Part(memory, few if memory == "offsets" else {}),
         data=DataConfig(image_size=16, classes_per_family=25, n_way=2, n_query=2),
         train=TrainConfig(steps=4, tasks=2, validate_every=2, validation_tasks=2),
@@ -132,7 +137,9 @@ def test_continuing_where_bits_may_differ_is_reported(tmp_path):
     train_run(run, should_stop=stop_after(2), on_event=tell)
     assert told == []
     path = run / "environment.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "convolutions": "elsewhere"}))
+    then = {**json.loads(path.read_text()), "convolutions": "elsewhere"}
+    del then["sha256"]
+    path.write_text(json.dumps(with_digest(then)))
     train_run(run, on_event=tell)
     ((step, why),) = told
     assert step > 0
@@ -189,9 +196,18 @@ def test_a_folder_with_something_else_in_it_is_not_made_a_run(tmp_path):
 
 def test_a_memory_larger_than_the_machine_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("os.sysconf", lambda name: 10)  # ten pages of ten bytes
+        patch.setattr("os.sysconf", lambda name: 10, raising=False)  # ten pages of ten bytes
         with pytest.raises(ResourceError, match=r"5 slots takes .* this machine has 100 bytes"):
             train_run(tmp_path / "run", config())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_memory_larger_than_the_device_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(footprint_module, "device_memory", lambda device: 100)
+    with on_pretend() as device, pytest.raises(ResourceError) as caught:
+        train_run(tmp_path / "run", config(), place=Place(device))
+    assert re.fullmatch(rf"a memory of 5 slots takes .*, {device} has .*\.", caught.value.message)
+    assert "memory.capacity" in caught.value.hint
     assert not (tmp_path / "run").exists()
 
 
@@ -250,10 +266,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_ten_in_a_row_stop_the_run(tmp_
     real = experiment_module.Trainer.step
     bad = {3}
 
-    def step(self, episode):
+    def step(self, episode, **more):
         if self.iteration in bad:
             raise Diverged(f"outer step {self.iteration}: task 5 has a non-finite loss.")
-        return real(self, episode)
+        return real(self, episode, **more)
 
     monkeypatch.setattr(experiment_module.Trainer, "step", step)
     assert train_run(tmp_path / "once", config()).ended == "finished"

@@ -1,7 +1,7 @@
 """A trained run on images of your own: adapt to a support folder, answer a folder of queries."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
@@ -16,11 +16,14 @@ from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Recall, Statistics
 from torchemo.data.episodes import to_unit
 from torchemo.data.formats.folder import list_folder, picture_file
-from torchemo.data.formats.images import PictureForm, decode
-from torchemo.data.listing import ListedClass, Picture, arrange
-from torchemo.learners.learner import AnyWay, Learner, steps_of
+from torchemo.data.formats.images import PictureForm
+from torchemo.data.listing import BadPicture, ListedClass, Picture, arrange, decode_some
+from torchemo.learners.learner import steps_of
 from torchemo.runs.load import Trained
+from torchemo.runs.visits.seen import Seen
+from torchemo.training.classes import for_classes, for_shots
 from torchemo.training.predict import Classifier, classifier
+from torchemo.training.system import System
 
 QUERIES_AT_ONCE = 200
 """Queries of one call of the network: bounds the memory, and changes no answer."""
@@ -80,6 +83,10 @@ class Answers:
         familiar: Whether the task is like those of training; if not, it skips recall. None if the memory
             does not ask, or if there is none.
         helpful: Whether the slots it recalls passed validation; if not, it skips recall. None as above.
+        seen: What a store of past visits said of the classes; None if none was asked.
+        without: The predictions without the past visits; None if none was asked.
+        remembers: Whether the run has a memory.
+        left_out: Images of both folders that could not be read, and why.
     """
 
     method: str
@@ -91,6 +98,10 @@ class Answers:
     recalled: tuple[RecalledSlot, ...]
     familiar: bool | None
     helpful: bool | None = None
+    seen: Seen | None = None
+    without: tuple[Prediction, ...] | None = None
+    remembers: bool = False
+    left_out: tuple[BadPicture, ...] = ()
     statistics: ClassVar[Statistics] = "inductive"
     """Every query was answered by itself."""
 
@@ -112,15 +123,18 @@ class Answers:
             **vars(self),
             "statistics": self.statistics,
             "classes": dict(zip(self.classes, self.shots, strict=True)),
-            "predictions": [
-                {
-                    **p._asdict(),
-                    "probabilities": dict(zip(self.classes, p.probabilities, strict=True)),
-                }
-                for p in self.predictions
-            ],
+            "predictions": self._plain(self.predictions),
             "recalled": [slot._asdict() for slot in self.recalled],
+            "left_out": [bad._asdict() for bad in self.left_out],
+            "seen": None if self.seen is None else self.seen.to_dict(),
+            "without": None if self.without is None else self._plain(self.without),
         }
+
+    def _plain(self, predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+        return [
+            {**p._asdict(), "probabilities": dict(zip(self.classes, p.probabilities, strict=True))}
+            for p in predictions
+        ]
 
 
 @final
@@ -135,6 +149,9 @@ class Adapted:
         inner_steps: Gradient steps on the support images.
         classes: Class names in label order.
         shots: Support images of each class.
+        seen: What a store of past visits said of the classes; None if none was asked.
+        without: The same without the past visits; None if none was asked.
+        left_out: Support images that could not be read, and why.
     """
 
     trained: Trained
@@ -143,27 +160,39 @@ class Adapted:
     inner_steps: int
     classes: tuple[str, ...]
     shots: tuple[int, ...]
+    seen: Seen | None = None
+    without: "Adapted | None" = None
+    left_out: tuple[BadPicture, ...] = ()
 
-    def predict(self, query: str | Path) -> Answers:
-        """Answer the images of a folder, or one image.
+    def predict(self, query: str | Path, *, strict: bool = False) -> Answers:
+        """Answer the images of a folder, or one image; those that cannot be read are left out and named.
 
         Raises:
-            DataError: An image cannot be read, or there are none.
+            DataError: No image can be read, or with ``strict`` one of them cannot.
         """
-        return self.answer(query_pictures(Path(query)))
+        return self.answer(query_pictures(Path(query)), strict=strict)
 
-    def answer(self, queries: Mapping[str, Picture]) -> Answers:
+    def answer(self, queries: Mapping[str, Picture], *, strict: bool = False) -> Answers:
         """Answer images by name."""
-        rows = self.probabilities(_decoded(self.trained, list(queries.values()), self.form))
+        named = [picture._replace(name=name) for name, picture in queries.items()]
+        readable, x, bad = _decoded(self.trained, named, self.form, strict=strict)
         return Answers(
             self.trained.system.title,
             self.trained.system.iteration,
             self.inner_steps,
             self.classes,
             self.shots,
-            tuple(_prediction(*one, self.classes) for one in zip(queries, rows, strict=True)),
+            self._predictions(readable, x),
             *recalled(self.trained, self.classifier.recall),
+            seen=self.seen,
+            without=None if self.without is None else self.without._predictions(readable, x),
+            remembers=self.trained.system.memory is not None,
+            left_out=(*self.left_out, *bad),
         )
+
+    def _predictions(self, names: Iterable[str], x: Tensor) -> tuple[Prediction, ...]:
+        rows = self.probabilities(x)
+        return tuple(_prediction(*one, self.classes) for one in zip(names, rows, strict=True))
 
     def probabilities(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n way"]:
         """Return the probabilities of all classes for what the learner sees of images."""
@@ -176,7 +205,12 @@ class Adapted:
 
 
 def adapt(
-    trained: Trained, support: Path, *, steps: int | None = None, invert: bool = False
+    trained: Trained,
+    support: Path,
+    *,
+    steps: int | None = None,
+    invert: bool = False,
+    strict: bool = False,
 ) -> Adapted:
     """Fit a run to the images in ``support/<class>/``; the memory is read and not changed.
 
@@ -187,12 +221,14 @@ def adapt(
         support: Folder of class folders.
         steps: Inner steps; those of training by default.
         invert: Swap dark and light in all images.
+        strict: Refuse images that cannot be read, instead of leaving them out.
 
     Raises:
-        ConfigError: The run was trained for another number of classes, or not on images.
-        DataError: An image cannot be read, or the folder does not hold what it should.
+        ConfigError: The run cannot take so many classes, or it was not trained on images.
+        DataError: No image of a class can be read, or the folder does not hold what it should.
     """
-    return adapt_to(trained, support_classes(support), steps=steps, invert=invert)
+    classes = support_classes(support)
+    return adapt_to(trained, classes, steps=steps, invert=invert, strict=strict)
 
 
 def adapt_to(
@@ -201,11 +237,21 @@ def adapt_to(
     *,
     steps: int | None = None,
     invert: bool = False,
+    strict: bool = False,
 ) -> Adapted:
     """Fit a run to classes of images; see `adapt`."""
     form = form_of(trained, invert=invert)
-    images = {c.name: _decoded(trained, c.pictures, form) for c in classes}
-    return fit(trained, images, form, steps=steps)
+    images, bad = decoded_classes(trained, classes, form, strict=strict)
+    return replace(fit(trained, images, form, steps=steps), left_out=bad)
+
+
+def decoded_classes(
+    trained: Trained, classes: Sequence[ListedClass], form: PictureForm, *, strict: bool = False
+) -> tuple[dict[str, Float[Tensor, "n ..."]], tuple[BadPicture, ...]]:
+    """Return what the learner sees of the images of each class, and the images that cannot be read."""
+    found = {c.name: _decoded(trained, c.pictures, form, strict=strict) for c in classes}
+    bad = tuple(one for _, _, left_out in found.values() for one in left_out)
+    return {name: x for name, (_, x, _) in found.items()}, bad
 
 
 def fit(
@@ -217,12 +263,11 @@ def fit(
     memory: bool = True,
 ) -> Adapted:
     """Fit a run to what its learner sees of the images of each class, with its memory or without."""
-    system, used = trained.system, trained.system.memory if memory else None
-    learner = learner_for(trained, len(classes))
+    system, shots = system_for(trained, len(classes)), tuple(len(x) for x in classes.values())
+    learner, used = for_shots(system.learner, shots), system.memory if memory else None
     if used is not None:
         used.eval()
-    shots = tuple(len(x) for x in classes.values())
-    support = _support(torch.cat(list(classes.values())), shots)
+    support = support_batch(classes)
     return Adapted(
         trained,
         classifier(learner, system.params, support, memory=used, steps=steps),
@@ -272,36 +317,17 @@ def form_of(trained: Trained, *, invert: bool = False) -> PictureForm:
     return PictureForm(height, width, channels, invert=invert)
 
 
-def learner_for(trained: Trained, n_way: int) -> Learner:
-    """Return the learner for this number of classes."""
-    learner, known = trained.system.learner, trained.shape.n_out
-    if n_way == known:
-        return learner
-    if not isinstance(learner, AnyWay):
-        raise ConfigError(
-            f"the support folder has {n_way} classes, the run was trained for {known}.",
-            hint=f"Give {known} classes, or train with --preset proto-maml, which takes any number.",
-        )
-    _check_memory_fits(trained, n_way)
-    return learner.for_classes(n_way)
+def system_for(trained: Trained, n_way: int) -> System:
+    """Return learner, parameters and memory for this number of classes."""
+    return trained.system if n_way == trained.shape.n_out else for_classes(trained.system, n_way)
 
 
-def _check_memory_fits(trained: Trained, n_way: int) -> None:
-    memory = trained.system.memory
-    if memory is None:
-        return
-    labelled = getattr(memory.encoder, "labels", None) is not None
-    heads = any(name in memory.store.values for name in memory.head)
-    if labelled or memory.keeps_prototypes or heads:
-        raise ConfigError(
-            f"the support folder has {n_way} classes, the run's memory holds heads of"
-            f" {trained.shape.n_out}.",
-            hint="Give as many classes, or train with memory.head_align=drop.",
-        )
-
-
-def _support(x: Float[Tensor, "n ..."], shots: Sequence[int]) -> Batch:
-    y = torch.arange(len(shots)).repeat_interleave(torch.tensor(shots))
+def support_batch(classes: Mapping[str, Float[Tensor, "n ..."]]) -> Batch:
+    """Return the support set of one task of these classes, whose labels follow their order."""
+    x = torch.cat(list(classes.values()))
+    y = torch.arange(len(classes)).repeat_interleave(
+        torch.tensor([len(c) for c in classes.values()])
+    )
     # Learners that take examples in turn expect them in random order.
     order = torch.randperm(len(y), generator=generator_for(0, "support-order"))
     return Batch(x[order][None], y[order][None])
@@ -313,9 +339,18 @@ def seen(trained: Trained, images: UInt8[np.ndarray, "n c h w"]) -> Float[Tensor
 
 
 def _decoded(
-    trained: Trained, pictures: Sequence[Picture], form: PictureForm
-) -> Float[Tensor, "n ..."]:
-    return seen(trained, np.stack([decode(p.read(), form, name=p.name) for p in pictures]))
+    trained: Trained, pictures: Sequence[Picture], form: PictureForm, *, strict: bool
+) -> tuple[list[str], Float[Tensor, "n ..."], tuple[BadPicture, ...]]:
+    """Return names of readable images, what the learner sees of them, and the other images."""
+    good, bad = decode_some(pictures, form, strict=strict)
+    if not good:
+        raise DataError(
+            f"{bad[0].name}: {bad[0].reason}",
+            hint=None
+            if len(bad) == 1
+            else f"None of {len(bad)} images can be read, this is the first.",
+        )
+    return [p.name for p, _ in good], seen(trained, np.stack([x for _, x in good])), bad
 
 
 def recalled(

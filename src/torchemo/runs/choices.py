@@ -1,7 +1,7 @@
 """From what a person chooses (a preset, data, a few numbers) to the configuration of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -9,6 +9,7 @@ from torchemo.config.presets import preset
 from torchemo.config.run import DataConfig, RunConfig
 from torchemo.config.toml import from_dict, merged, override, to_dict
 from torchemo.core.errors import ConfigError
+from torchemo.data.source import embedded
 from torchemo.models import is_pretrained
 from torchemo.runs.load import load_config
 from torchemo.runs.upgrade import refuse_old
@@ -22,6 +23,8 @@ SHORT = {
     "shot": ("data", "n_shot"),
     "splits": ("data", "splits"),
     "scheme": ("data", "scheme"),
+    "drop_duplicates": ("data", "drop_duplicates"),
+    "allow_leak": ("model", "allow_leak"),
 }
 """Short names of the options that people set most, and where they belong."""
 
@@ -47,22 +50,23 @@ class Choices:
 
     def resolved(self) -> RunConfig:
         """Return the configuration."""
-        config = self._over(RunConfig() if self.preset is None else preset(self.preset))
+        base = RunConfig() if self.preset is None else preset(self.preset)
+        config = self._over(base)
         regression = any(name.startswith("regression:") for name in config.data.source)
         if regression:
             self._refuse_image_options(config.data.source[0])
-        if self.preset is None:
-            return config
-        # A preset depends on the tasks and the network, which may be set by anything that comes after it.
-        network = config.model.name
-        return self._over(
-            preset(
+        if self.preset is not None:
+            # A preset depends on the tasks and the network, which may be set by anything that comes after it.
+            network = config.model.name
+            base = preset(
                 self.preset,
                 n_shot=config.data.n_shot,
                 regression=regression,
                 pretrained=network if is_pretrained(network) else None,
             )
-        )
+        if not embedded(config.data.source):  # recorded studies keep the rules of their time
+            base = replace(base, data=replace(base.data, version=2))
+        return self._over(base)
 
     def _refuse_image_options(self, source: str) -> None:
         for name in ("size", "way"):

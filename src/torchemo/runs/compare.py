@@ -1,18 +1,23 @@
 """Runs compared on the same tasks: paired differences, per domain, over seeds."""
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from torchemo.core.errors import DataError
 from torchemo.core.stats import paired_difference, seeds_by_tasks
 from torchemo.runs.folder import RunFolder
+from torchemo.runs.storage.seal import without_digest
 
 SAME = ("protocol", "data", "episode", "domain", "metric")
 """What two results must share to be paired."""
+_NUMBERS = ("seed", "cpu_seconds", "outer_steps")
+"""What must be a number where a result has it; earlier versions wrote fewer."""
+_LARGE = 1e18
 
 
 def read_result(
@@ -31,16 +36,47 @@ def read_result(
         raise absent
     try:
         found: dict[str, Any] = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is not a result file: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is not a result file: {error!s:.200}.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file} is not a result file: it is a {type(found).__name__}.")
+    found = without_digest(found, what=str(file))
     missing = [name for name in (*SAME, "per_task", "method", "seed") if name not in found]
     if missing:
         raise DataError(f"{file} is not a result file: it lacks {missing}.")
+    _check_form(found, file)
     # Results of earlier versions do not say so: they answered all queries of a task together.
     found["protocol"].setdefault("statistics", "transductive")
     if path.is_dir() and statistics == "transductive" != found["protocol"]["statistics"]:
         raise absent
     return found
+
+
+def _check_form(found: Mapping[str, Any], file: Path) -> None:
+    """Refuse a result whose parts are not of the kind that comparing them needs."""
+    rows, domain, names = (found.get(name) for name in ("per_task", "domain", "domains"))
+    try:
+        table = np.array(rows, dtype=np.float64)
+        sound = (
+            table.ndim == 2
+            and table.size > 0
+            and bool(np.isfinite(table).all())
+            and isinstance(domain, list)
+            and isinstance(names, list)
+            and len(domain) == len(table)
+            and all(type(d) is int and -1 <= d < len(names) for d in domain)
+            and isinstance(found["protocol"], dict)
+            and all(isinstance(name, str) for name in (found["metric"], found["method"], *names))
+            and all(_is_number(found[name]) for name in _NUMBERS if found.get(name) is not None)
+        )
+    except (TypeError, ValueError, OverflowError):
+        sound = False
+    if not sound:
+        raise DataError(f"{file} is not a result file: it does not hold the scores of tasks.")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(cast(float, value)) < _LARGE
 
 
 def _result(root: Path, split: str, protocol: str, statistics: str) -> Path:
@@ -62,6 +98,15 @@ def check_comparable(results: Sequence[dict[str, Any]]) -> None:
                 hint="Evaluate both on the same data with the same protocol, statistics, seed and number of"
                 " tasks.",
             )
+
+
+def _note_places(results: Sequence[dict[str, Any]]) -> None:
+    """Say that results were computed at different places: their last bits differ, with bf16 much more."""
+    places = sorted({str(result["place"]) for result in results if "place" in result})
+    if len(places) > 1:
+        warnings.warn(
+            f"these results were computed in different ways: {'; '.join(places)}.", stacklevel=3
+        )
 
 
 def _how(one: Any, other: Any) -> str:
@@ -88,6 +133,7 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
             f"methods have {len(base)} and {len(other)} runs; seeds are compared one to one."
         )
     check_comparable([*base, *other])
+    _note_places([*base, *other])
     a, b = (np.array([_last(r) for r in results]) for results in (base, other))
     domain = np.array(base[0]["domain"])
     names = base[0]["domains"]
@@ -113,7 +159,15 @@ def compare(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
 
 
 def _side(results: Sequence[dict[str, Any]], mean: float) -> dict[str, Any]:
-    side: dict[str, Any] = {"method": results[0]["method"], "mean": mean}
+    side: dict[str, Any] = {
+        "method": results[0]["method"],
+        "mean": mean,
+        "runs": [str(result["run"]) for result in results],
+        "train_seeds": [result["seed"] for result in results],
+    }
+    seconds = [float(s) for r in results if (s := r.get("cpu_seconds")) is not None]
+    if len(seconds) == len(results):  # earlier results lack it
+        side["cpu_seconds"] = round(sum(seconds) / len(seconds), 2)
     if all("outer_steps" in result for result in results):  # results of earlier versions lack it
         side["outer_steps"] = sorted({int(result["outer_steps"]) for result in results})
     return side

@@ -1,5 +1,6 @@
 """What a run was computed with: enough to repeat it, nothing that names the machine or its user."""
 
+import json
 import os
 import platform
 import re
@@ -13,8 +14,12 @@ import numpy as np
 import safetensors
 import torch
 
+from torchemo.core.errors import DataError
 from torchemo.core.workers import usable_cores
 from torchemo.models.fused import status
+from torchemo.runs.storage.durable import read_regular
+from torchemo.runs.storage.seal import without_digest
+from torchemo.training.device import HERE, Place
 
 PACKAGES = (
     "torchemo",
@@ -32,7 +37,15 @@ PACKAGES = (
     "wandb",
     "faiss-cpu",
 )
-_BITS = (("torch", "version"), ("torch", "capability"), ("cpu", "model"), ("convolutions",))
+_BITS = (
+    ("torch", "version"),
+    ("torch", "capability"),
+    ("cpu", "model"),
+    ("convolutions",),
+    ("place",),
+)
+_VERSIONS = (*_BITS, ("packages", "torchemo"))
+"""What processes that train together must share."""
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -47,8 +60,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def environment() -> dict[str, Any]:
-    """Describe interpreter, torch build, threads, processor and packages, ready for JSON.
+def environment(place: Place = HERE) -> dict[str, Any]:
+    """Describe interpreter, torch build, device, threads, processor and packages, ready for JSON.
 
     Resuming is bitwise where `differences` finds none.
     """
@@ -59,9 +72,43 @@ def environment() -> dict[str, Any]:
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable": usable_cores()},
         "torch": _torch_build(),
         "convolutions": status().build or "torch",
+        "place": place.words,
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "commit": commit_of(Path(__file__).parent),
     }
+
+
+def kinds(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of an environment that processes which train together must share."""
+    return {".".join(path): _at(found, path) for path in _VERSIONS}
+
+
+def _at(found: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    for part in path:
+        found = found.get(part, {})
+    return found
+
+
+def since_the_start(file: Path, place: Place) -> str | None:
+    """Say why a run may not continue bit for bit; None if it will, or if nobody can tell."""
+    try:
+        then = json.loads(read_regular(file))
+        if not isinstance(then, dict):
+            raise ValueError(f"it is a {type(then).__name__}")
+        then = without_digest(then, what=file.name)
+    except DataError as error:
+        return error.message
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return (
+            f"{file.name} cannot be read ({why!s:.100}): whether bits stay the same is not known."
+        )
+    changed = differences(then, environment(place))
+    return (
+        f"continues, but not bit for bit as it was started: {'; '.join(changed)}"
+        if changed
+        else None
+    )
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

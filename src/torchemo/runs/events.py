@@ -1,26 +1,43 @@
 """The log of a run: ``events.jsonl`` is the truth, other sinks are copies that may fail.
 
-An event is a plain dict with ``event``, ``step`` and ``time`` and whatever belongs to it. All events of a
+An event is a plain dict with ``event``, ``step`` and ``time`` and whatever belongs to it; in the file each
+line ends with digests of itself and of the line before (`torchemo.runs.storage.lines`). All events of a
 step are emitted before its checkpoint is published, so that cutting the log after the restored step gives
 the log that an uninterrupted run would have written.
 """
 
 import contextlib
-import json
 import math
 import os
+import re
+import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, final, runtime_checkable
+from uuid import uuid4
 
 from torchemo.core.errors import ConfigError, DataError, ResourceError
-from torchemo.runs.storage.durable import StrPath, sync_folder
+from torchemo.runs.folder import RunFolder
+from torchemo.runs.storage.durable import (
+    BINARY,
+    NO_LINKS,
+    StrPath,
+    read_at,
+    read_regular,
+    replace_file,
+    sync_folder,
+)
+from torchemo.runs.storage.lines import Line, parse, resealed, sealed
 
 Event: TypeAlias = Mapping[str, Any]
 
-RESERVED = ("event", "step", "time")
+_WITH_DIGEST = re.compile(rb'"sha256": "[0-9a-f]{64}"')
+RESERVED = ("event", "step", "time", "digest")
+_STEP = re.compile(rb'{"event": "[^"]*", "step": ([0-9]{1,18}),')
+"""How a line begins, also one that is torn."""
 
 
 @runtime_checkable
@@ -50,15 +67,16 @@ class JsonLines:
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINKS | BINARY
         with _writing(self.path):
             self._handle = os.open(self.path, flags, 0o666)
             self._cut(_whole_lines(self._handle))
+            self._last = _last_line(self._handle)
             sync_folder(self.path.parent)
 
     def write(self, event: Event) -> None:
         """Append one line."""
-        line = (json.dumps(plain(event), allow_nan=False) + "\n").encode()
+        line = sealed(plain(event), self._last)
         with _writing(self.path):
             end = os.fstat(self._handle).st_size
             try:
@@ -68,6 +86,7 @@ class JsonLines:
             except OSError:
                 self._cut(end)
                 raise
+        self._last = line
 
     def flush(self) -> None:
         """Force the file to the disk."""
@@ -149,52 +168,97 @@ class EventLog:
 
 
 def read(path: StrPath) -> list[dict[str, Any]]:
-    """Read all events of a log; a torn last line, the mark of a crash, is left out."""
-    return [event for event, _ in _parse(Path(path))]
+    """Read all events of a log; a torn last line, the mark of a crash, is left out.
+
+    Raises:
+        DataError: A line is damaged; it is named.
+    """
+    events = []
+    for number, (line, event, gap) in enumerate(_parse(Path(path))[0], start=1):
+        if event is None:
+            raise DataError(
+                f"{path}, line {number} should be a JSON object with event and step, got {line[:60]!r}."
+            )
+        if gap:
+            raise DataError(f"{path}: lines before line {number} are missing or out of order.")
+        events.append(event)
+    return events
 
 
-def truncate_after(path: StrPath, step: int) -> int:
+def cpu_seconds(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the CPU time of a training up to its last validation; None if its log does not say.
+
+    Each session of a run that was continued counts from its own start.
+    """
+    known = [e["cpu_seconds"] for e in events if e.get("cpu_seconds") is not None]
+    ends = [now for now, later in pairwise([*known, 0.0]) if later < now]
+    return round(sum(ends), 2) if known else None
+
+
+class Cut(NamedTuple):
+    """What was taken out of a log.
+
+    Attributes:
+        later: Events of later steps.
+        damaged: Numbers of lines that could not be trusted.
+        kept_as: Where the log as it was is kept, if it was damaged.
+        last: Step of the last event that is left; None if there is none.
+        gaps: Numbers of sound lines before which others are missing or out of order.
+    """
+
+    later: int
+    damaged: tuple[int, ...] = ()
+    kept_as: Path | None = None
+    last: int | None = None
+    gaps: tuple[int, ...] = ()
+
+
+def truncate_after(path: StrPath, step: int) -> Cut:
     """Cut the log after the last event of ``step`` or before, to continue from there.
 
-    What stands behind an event of a later step was written later, and goes with it. A missing log is
-    left missing.
-
-    Returns:
-        How many events were cut off.
+    What stands behind an event of a later step was written later, and goes with it. Damaged lines go,
+    too: the run's state is in its checkpoints, and a damaged log must not keep it from continuing. A
+    missing log is left missing.
     """
     place = Path(path)
     if not place.exists():
-        return 0
-    events = list(_parse(place))
-    kept = next((i for i, (event, _) in enumerate(events) if event["step"] > step), len(events))
-    size = events[kept - 1][1] if kept else 0
-    if size < place.stat().st_size:
-        with _writing(place):
+        return Cut(0)
+    lines, torn = _parse(place)
+    damaged = tuple(n for n, line in enumerate(lines, start=1) if line.event is None)
+    if (begun := _STEP.match(torn)) and int(begun[1]) <= step:
+        damaged += (len(lines) + 1,)  # all of that step was on the disk: no crash tore it
+    gaps = tuple(n for n, line in enumerate(lines, start=1) if line.gap)
+    good = [(line, line.event["step"]) for line in lines if line.event is not None]
+    kept = next((i for i, (_, at) in enumerate(good) if at > step), len(good))
+    last = good[kept - 1][1] if kept else None
+    with _writing(place):
+        if damaged or gaps:
+            aside = place.with_name(f"damaged-{uuid4().hex[:8]}-{place.name}")
+            os.link(place, aside) if hasattr(os, "link") else shutil.copyfile(place, aside)
+            replace_file(place, resealed([line for line, _ in good[:kept]]))
+            return Cut(len(good) - kept, damaged, aside, last, gaps)
+        size = sum(len(line.raw) for line, _ in good[:kept])
+        if size < place.stat().st_size:
             os.truncate(place, size)
-    return len(events) - kept
+    return Cut(len(good) - kept, last=last)
 
 
-def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield every event and where its line ends."""
-    end = 0
+def _parse(path: Path) -> tuple[list[Line], bytes]:
+    """Read the whole lines of a log, and what stands behind them."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    end += len(line)
-                    yield _event(line, where=f"{path}, line {number}"), end
+        lines = read_regular(path).split(b"\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    raws = [line + b"\n" for line in lines[:-1]]
+    return parse(raws, earlier=not _is_of_today(path.parent)), lines[-1]
 
 
-def _event(line: bytes, *, where: str) -> dict[str, Any]:
+def _is_of_today(root: Path) -> bool:
+    """Return whether a run was started by a version that gives digests to all it writes."""
     try:
-        event = json.loads(line)
-        if isinstance(event["event"], str) and type(event["step"]) is int:
-            return dict(event)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise DataError(f"{where} should be a JSON object with event and step, got {line[:60]!r}.")
+        return _WITH_DIGEST.search(read_regular(RunFolder(root).environment)) is not None
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -213,11 +277,21 @@ def _whole_lines(handle: int) -> int:
     end = os.fstat(handle).st_size
     while end > 0:
         start = max(0, end - 65536)
-        found = os.pread(handle, end - start, start).rfind(b"\n")
+        found = read_at(handle, end - start, start).rfind(b"\n")
         if found >= 0:
             return start + found + 1
         end = start
     return 0
+
+
+def _last_line(handle: int) -> bytes:
+    """Return the last line of a file of whole lines; empty if there is none."""
+    end, found = os.fstat(handle).st_size, b""
+    while end > 0 and found.count(b"\n") < 2:
+        start = max(0, end - 65536)
+        found = read_at(handle, end - start, start) + found
+        end = start
+    return found[found[:-1].rfind(b"\n") + 1 :]
 
 
 def plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
+from torchemo.config.machine import Precision
 from torchemo.config.run import DataConfig, RunConfig
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Episode, Statistics
@@ -18,9 +19,12 @@ from torchemo.runs.compare import read_result
 from torchemo.runs.load import Trained, load_best, load_trained, read_config
 from torchemo.runs.score import Protocol, score_run
 from torchemo.runs.train import train_run
+from torchemo.runs.visits.returning import adapt_again, check_steps
+from torchemo.training.device import HERE, Place, open_place
 from torchemo.training.predict import Prediction
 
 PathLike: TypeAlias = str | Path
+OnEvent: TypeAlias = Callable[[str, int, Mapping[str, Any]], None]
 
 
 def train(
@@ -30,8 +34,12 @@ def train(
     data: PathLike | Sequence[PathLike] = (),
     config: PathLike | None = None,
     options: Mapping[str, Any] | Sequence[str] = (),
-    on_event: Callable[[str, int, Mapping[str, Any]], None] | None = None,
+    on_event: OnEvent | None = None,
+    log: str | Sequence[str] = (),
+    strict: bool = False,
     workers: int = 1,
+    device: str = "cpu",
+    precision: Precision = "float32",
     **short: Any,
 ) -> "Run":
     """Train a run in a folder and open it; the same job as ``torchemo train``.
@@ -42,45 +50,52 @@ def train(
         data: Image sets (folders, zips, npz), ``procedural``, or ``regression:hsml4``.
         config: A TOML file with options.
         options: Any options, ``{"memory.capacity": 16}`` or ``["memory.capacity=16"]``.
-        on_event: Called with (event, step, fields) for everything that is logged.
+        on_event: Called with (event, step, fields) for all that is logged.
+        log: Where else the numbers go: ``tensorboard``, ``wandb``, or both.
+        strict: Refuse images that cannot be read, instead of leaving these out.
         workers: Threads that share the tasks of a step; results do not depend on it.
-        short: ``model``, ``steps``, ``seed``, ``size``, ``way``, ``shot``, ``splits``, ``scheme``.
+        device: Where to compute: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ``auto``.
+        precision: Products of the network: ``float32``, ``tf32`` or ``bf16``.
+        short: ``model``, ``steps``, ``seed``, ``size``, ``way``, ``shot``, and what else `SHORT` names.
 
     Example:
         >>> import tempfile
-        >>> run = train("maml", data="regression:sinusoid", out=tempfile.mkdtemp() + "/a", steps=2, shot=5)
-        >>> run
+        >>> train("maml", data="regression:sinusoid", out=tempfile.mkdtemp() + "/a", steps=2, shot=5)
         Run(MAML on regression:sinusoid, step 2 of 2)
     """
-    chosen = Choices(
-        preset,
-        None if config is None else Path(config),
-        _sources(data),
-        _short(short),
-        _options(options),
-    )
-    tell = on_event or (lambda event, step, fields: None)
-    train_run(Path(out), chosen.resolved(), on_event=tell, workers=workers)
-    return load(out)
+    file = None if config is None else Path(config)
+    chosen = Choices(preset, file, _sources(data), _short(short), _options(options)).resolved()
+    place = open_place(device=device, precision=precision, workers=workers)
+    return _trained(Path(out), place, on_event, config=chosen, log=log, strict=strict)
 
 
 def resume(
     run: PathLike,
     *,
-    on_event: Callable[[str, int, Mapping[str, Any]], None] | None = None,
+    on_event: OnEvent | None = None,
     workers: int = 1,
+    device: str = "cpu",
+    precision: Precision = "float32",
 ) -> "Run":
     """Continue a run where it was left, bit for bit, and open it."""
-    train_run(Path(run), on_event=on_event or (lambda event, step, fields: None), workers=workers)
-    return load(run)
+    place = open_place(device=device, precision=precision, workers=workers)
+    return _trained(Path(run), place, on_event)
 
 
-def load(run: PathLike, *, step: int | None = None) -> "Run":
+def load(
+    run: PathLike,
+    *,
+    step: int | None = None,
+    device: str = "cpu",
+    precision: Precision = "float32",
+) -> "Run":
     """Open a trained run.
 
     Args:
         run: Its folder.
         step: Checkpoint to open; the best on validation tasks by default.
+        device: Where to compute, wherever it was trained.
+        precision: Products of the network: ``float32``, ``tf32`` or ``bf16``.
 
     Example:
         >>> import tempfile
@@ -89,7 +104,8 @@ def load(run: PathLike, *, step: int | None = None) -> "Run":
         >>> load(folder).evaluate(tasks=4)["metric"]
         'mse'
     """
-    return Run(Path(run), read_config(Path(run)), step)
+    place = open_place(device=device, precision=precision)
+    return Run(Path(run), read_config(Path(run)), step, place)
 
 
 def compare(
@@ -132,16 +148,18 @@ class Run:
         root: Its folder.
         config: Its configuration, complete.
         step: Checkpoint that is used; None is the best on validation tasks.
+        place: Where it computes.
     """
 
     root: Path
     config: RunConfig
     step: int | None = None
+    place: Place = HERE
 
     @cached_property
     def trained(self) -> Trained:
         """Learner, parameters and memory; the run's data are not opened."""
-        return load_trained(self.root, step=self.step)
+        return load_trained(self.root, step=self.step, place=self.place)
 
     @property
     def memory(self) -> TaskMemory | None:
@@ -159,19 +177,38 @@ class Run:
         protocol: Literal["standard", "paper"] = "standard",
         split: Literal["test", "val"] = "test",
         statistics: Statistics = "inductive",
+        way: int | None = None,
+        shot: int | None = None,
         data: PathLike | Sequence[PathLike] = (),
         workers: int = 1,
     ) -> dict[str, Any]:
-        """Score fixed test tasks, write the result beside the run, and return it."""
-        opened = load_best(
-            self.root, step=self.step, workers=workers, data=self._data(data), needed=(split,)
-        )
+        """Score fixed test tasks, write the result beside the run, and return it.
+
+        Args:
+            tasks: How many.
+            protocol: ``standard`` has 15 queries per class, ``paper`` as many as shots.
+            split: Classes they are drawn from.
+            statistics: Answer each query by itself, or all queries of a task together.
+            way: Classes of a task; as many as in training by default.
+            shot: Support examples per class; as many as in training by default.
+            data: Other data to draw tasks from; those of the run by default.
+            workers: Threads that share the tasks; results do not depend on it.
+        """
+        size: dict[str, Any] = {"way": way, "shot": shot}
+        chosen = Protocol(protocol, tasks, split=split, statistics=statistics, **size)
+        how: dict[str, Any] = {"data": self._data(data), "needed": (split,), **size}
+        place = self.place._replace(workers=workers)
+        opened = load_best(self.root, step=self.step, place=place, **how)
         on = "+".join(Path(name).stem for name in _sources(data)) or None
-        chosen = Protocol(protocol, tasks, split=split, statistics=statistics)
         return score_run(self.root, opened, chosen, on=on)
 
     def adapt(
-        self, support: PathLike, *, steps: int | None = None, invert: bool = False
+        self,
+        support: PathLike,
+        *,
+        steps: int | None = None,
+        invert: bool = False,
+        remember: PathLike | None = None,
     ) -> Adapted:
         """Fit the run to a folder of class folders; ``.predict(query)`` then answers images.
 
@@ -179,8 +216,14 @@ class Run:
             support: Folder with one folder of images per class.
             steps: Inner steps; those of training by default.
             invert: Swap dark and light in all images.
+            remember: Folder of a store of your own tasks. Classes that come back are recognised, their past
+                visits help, and this visit is kept: gradients and class means, never an image.
         """
-        return adapt(self.trained, Path(support), steps=steps, invert=invert)
+        if remember is None:
+            return adapt(self.trained, Path(support), steps=steps, invert=invert)
+        check_steps(steps)
+        given = (self.trained, Path(support), Path(remember))
+        return adapt_again(*given, run=self.root, invert=invert)[0]
 
     def _data(self, data: PathLike | Sequence[PathLike]) -> DataConfig | None:
         sources = _sources(data)
@@ -209,6 +252,22 @@ class Run:
             for name, value in rows.items()
         )
         return f"<table>{lines}</table>"
+
+
+def _trained(
+    root: Path,
+    place: Place,
+    on_event: OnEvent | None,
+    *,
+    log: str | Sequence[str] = (),
+    **how: Any,
+) -> Run:
+    tell, logs = (
+        on_event or (lambda event, step, fields: None),
+        (log,) if isinstance(log, str) else log,
+    )
+    train_run(root, on_event=tell, place=place, log=logs, **how)
+    return Run(root, read_config(root), place=place)
 
 
 def _sources(data: PathLike | Sequence[PathLike]) -> tuple[str, ...]:

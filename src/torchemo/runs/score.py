@@ -1,6 +1,5 @@
 """Test results of a run: every task's score on fixed tasks, in a file beside the run."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -10,12 +9,15 @@ from typing import Any, Literal, final
 
 import torch
 
+from torchemo.core.digest import digest_of
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.stats import mean_interval, summarise_by_group
 from torchemo.core.types import Episode, Statistics
 from torchemo.memory.interface import TaskMemory
+from torchemo.runs.events import cpu_seconds, read
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.load import Opened
+from torchemo.runs.storage.seal import with_digest
 from torchemo.training.evaluate import Scores, batches
 
 
@@ -32,6 +34,8 @@ class Protocol:
         steps: Inner steps; None takes those of training.
         statistics: Each query is answered by itself (``inductive``), or all of a task together, as the
             network normalises what it is given at once (``transductive``, the habit of MAML's papers).
+        way: Classes of a task; None takes those of training.
+        shot: Support examples per class; None takes those of training.
     """
 
     name: Literal["standard", "paper"] = "standard"
@@ -40,12 +44,21 @@ class Protocol:
     split: Literal["train", "val", "test"] = "test"
     steps: int | None = None
     statistics: Statistics = "inductive"
+    way: int | None = None
+    shot: int | None = None
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
             raise ConfigError(f"at least one test task is needed, got {self.tasks}.")
+        if self.shot is not None and self.shot < 1:
+            raise ConfigError(f"classes need a support image or more, got {self.shot}.")
         if self.steps is not None and self.steps < 0:
             raise ConfigError(f"inner steps should be 0 or more, got {self.steps}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it says; classes and shots of training are not named, as in earlier versions."""
+        plain = asdict(self)
+        return {n: v for n, v in plain.items() if v is not None or n not in ("way", "shot")}
 
     def queries(self, n_shot: int, *, regression: bool) -> int | None:
         """Queries per class."""
@@ -56,14 +69,7 @@ class Protocol:
 
 def memory_digest(memory: TaskMemory | None) -> str:
     """Digest of a memory and everything that belongs to it; evaluation must not change it."""
-    digest = hashlib.sha256()
-    if memory is not None:
-        for name, tensor in sorted(memory.state_dict().items()):
-            digest.update(
-                name.encode()
-                + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            )
-    return digest.hexdigest()
+    return digest_of({} if memory is None else dict(memory.state_dict()))
 
 
 def score_run(
@@ -89,9 +95,36 @@ def score_run(
         if some may skip it (`torchemo.memory.selective`), and the slots that failed validation, if they
         were judged.
     """
-    record = {"run": str(root), "on": on, **score_tasks(opened, protocol, progress=progress)}
-    RunFolder(root).save(result_file(root, protocol, on=on), json.dumps(record) + "\n")
+    record = scored(root, opened, protocol, on=on, progress=progress)
+    record["cpu_seconds"] = _training_seconds(root)
+    file = result_file(root, protocol, on=on)
+    opened.place.team.first(lambda: save_result(record, file))
     return record
+
+
+def _training_seconds(root: Path) -> float | None:
+    """Return what the training took; None where its log does not say."""
+    try:
+        return cpu_seconds(read(RunFolder(root).events))
+    except (OSError, DataError):  # a result does not depend on the log
+        return None
+
+
+def scored(
+    root: Path,
+    opened: Opened,
+    protocol: Protocol,
+    *,
+    on: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Return the record of `score_run` without writing it."""
+    return {"run": str(root), "on": on, **score_tasks(opened, protocol, progress=progress)}
+
+
+def save_result(record: dict[str, Any], path: Path) -> None:
+    """Write a result with a digest of itself."""
+    RunFolder(path.parent).save(path, json.dumps(with_digest(record)) + "\n")
 
 
 def score_tasks(
@@ -117,6 +150,7 @@ def score_tasks(
     about = {
         "memory_sha256": before,
         "recalled": _recalled(memory, scores),
+        "skips": _skips(opened, scores),
         "failed": None if memory is None else memory.failed_slots,
     }
     return {**about, **_record(opened, protocol, scores)}
@@ -129,11 +163,29 @@ def _recalled(memory: TaskMemory | None, scores: Scores) -> float | None:
     return float(scores.recalled.double().mean()) if memory.may_skip else None
 
 
+def _skips(opened: Opened, scores: Scores) -> dict[str, float] | None:
+    """Return the share of tasks that skip recall, by domain; None if none may skip it."""
+    if _recalled(opened.system.memory, scores) is None or scores.recalled is None:
+        return None
+    skips, names = ~scores.recalled, opened.source.domains
+    return {
+        names[d]: round(float(skips[scores.domain == d].double().mean()), 4)
+        for d in sorted(set(scores.domain.tolist()))
+        if d >= 0
+    }
+
+
 def result_file(root: Path, protocol: Protocol, *, on: str | None = None) -> Path:
     """Return where a result is kept; names of data that are no names of files are spelt out."""
     where = "" if on is None else "-" + re.sub(r"[^\w.+-]", "_", on)
     how = "" if protocol.statistics == "inductive" else f"-{protocol.statistics}"
-    return root / f"eval-{protocol.split}-{protocol.name}{how}{where}.json"
+    size = task_size(protocol.way, protocol.shot)
+    return root / f"eval-{protocol.split}-{protocol.name}{how}{size}{where}.json"
+
+
+def task_size(way: int | None, shot: int | None) -> str:
+    """Return what a file's name says of tasks of another size than in training: "-20way-5shot"."""
+    return "".join(f"-{n}{what}" for n, what in ((way, "way"), (shot, "shot")) if n is not None)
 
 
 def _scores(
@@ -144,6 +196,8 @@ def _scores(
 ) -> Scores:
     source = opened.source
     regression = source.shape.kind == "regression"
+    if regression and protocol.way is not None:
+        raise ConfigError("regression tasks have no classes.", hint="Leave out --way.")
     queries = protocol.queries(source.shape.n_shot, regression=regression)
 
     def sample(start: int, count: int) -> Episode:
@@ -166,7 +220,8 @@ def _record(opened: Opened, protocol: Protocol, scores: Scores) -> dict[str, Any
         "seed": opened.config.train.seed,
         "step": system.iteration,
         "outer_steps": opened.config.outer_steps,
-        "protocol": asdict(protocol),
+        "protocol": protocol.to_dict(),
+        "place": opened.place.words,
         "data": source.fingerprint,
         "domains": list(source.domains),
         "metric": "mse" if scores.accuracy is None else "accuracy",

@@ -1,11 +1,14 @@
 """Optional copies of the event log, for tools that teams already look at. Imported only when used."""
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from torchemo.core.errors import ConfigError
-from torchemo.runs.events import RESERVED, Event, plain
+from torchemo.runs.events import RESERVED, Event, EventLog, JsonLines, Sink, plain
+from torchemo.runs.folder import RunFolder
 from torchemo.runs.storage.durable import StrPath
 
 
@@ -58,6 +61,32 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Finish the run there."""
         self._run.finish()
+
+
+class _Kind(NamedTuple):
+    module: str
+    open: Callable[[Path], Sink]
+
+
+SINKS = {
+    "tensorboard": _Kind("torch.utils.tensorboard", lambda run: TensorBoard(run / "tensorboard")),
+    "wandb": _Kind("wandb", lambda run: WeightsAndBiases("torchemo", name=run.resolve().name)),
+}
+"""What ``train --log`` takes; the names are those of the extras, too."""
+
+
+def require(names: Sequence[str]) -> None:
+    """Refuse sinks that there are not, or whose package is not installed."""
+    for name in names:
+        if name not in SINKS:
+            raise ConfigError(f"there is no log '{name}'.", hint=f"One of: {', '.join(SINKS)}.")
+        _optional(SINKS[name].module, extra=name)
+
+
+def open_log(run: Path, *, copies: Sequence[str] = ()) -> EventLog:
+    """Open the log of a run, with copies: TensorBoard in its folder, Weights & Biases under its name."""
+    kept = JsonLines(RunFolder(run).events)
+    return EventLog(kept, copies=[SINKS[name].open(run) for name in copies])
 
 
 def _optional(module: str, *, extra: str) -> ModuleType:

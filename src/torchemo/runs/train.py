@@ -1,122 +1,71 @@
 """A run: train in a folder, validate, save, stop gracefully, resume bit for bit."""
 
-import hashlib
 import json
-import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 from torchemo.config.run import RunConfig
 from torchemo.config.toml import dumps
-from torchemo.core.errors import CheckpointError, ConfigError, DataError, Diverged, ResourceError
+from torchemo.core.digest import digest_of
+from torchemo.core.errors import ConfigError, DataError, Diverged, RunExists
 from torchemo.core.types import Params
 from torchemo.data.source import TaskSource
-from torchemo.runs.environment import differences, environment
-from torchemo.runs.events import EventLog, JsonLines, truncate_after
-from torchemo.runs.experiment import Experiment, complete, open_experiment
-from torchemo.runs.folder import LOCK, RunFolder, lock
-from torchemo.runs.footprint import footprint
-from torchemo.runs.load import read_config
-from torchemo.runs.storage import checkpoint, history
-from torchemo.runs.storage.durable import TEMPORARY, megabytes
+from torchemo.runs import sinks
+from torchemo.runs.environment import environment, since_the_start
+from torchemo.runs.events import EventLog
+from torchemo.runs.experiment import (
+    Experiment,
+    agree_on,
+    complete,
+    open_experiment,
+    refuse_idle_ranks,
+)
+from torchemo.runs.folder import LOCK, OWNER, RunFolder, lock
+from torchemo.runs.footprint import footprint, refuse_too_large
+from torchemo.runs.load import check_config, config_hash, read_config, start_from
+from torchemo.runs.storage import checkpoint, history, takeover, versions
+from torchemo.runs.storage.durable import TEMPORARY
+from torchemo.runs.storage.heartbeat import Beat
+from torchemo.runs.storage.info import check_run_state, plain_progress, progress_of, restoring
+from torchemo.runs.storage.seal import with_digest
+from torchemo.training.dense.work import Work, work_of
+from torchemo.training.device import HERE, Place
 from torchemo.training.evaluate import Scores, batches, evaluate, judge_slots
-from torchemo.training.trainer import StepReport, Trainer
+from torchemo.training.feed import Feed
+from torchemo.training.progress import Outcome, Progress, logged
 
 VALIDATION_SEED = 0
 """Validation tasks are the same in every run."""
 
 
-class Outcome(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        iteration: Outer steps done.
-        best_step: The checkpoint with the best validation score.
-        best_score: That score: accuracy, or minus the squared error.
-        ended: All steps done, early stop, or asked to stop.
-    """
-
-    iteration: int
-    best_step: int | None
-    best_score: float | None
-    ended: Literal["finished", "early", "stopped"]
-
-
-@final
-@dataclass(frozen=True)
-class Progress:
-    """What a run knows besides its tensors; saved with every checkpoint."""
-
-    best_step: int | None = None
-    best_score: float | None = None
-    validations_since_best: int = 0
-    skipped_in_a_row: int = 0
-    skipped: tuple[int, ...] = ()
-
-    def scored(self, step: int, score: float) -> "Progress":
-        """Note a validation; a score that is not finite is never the best."""
-        better = self.best_score is None or score > self.best_score
-        if better and math.isfinite(score):
-            return replace(self, best_step=step, best_score=score, validations_since_best=0)
-        return replace(self, validations_since_best=self.validations_since_best + 1)
-
-    def skip(self, step: int) -> "Progress":
-        """Note a step that was left out because its numbers were not finite."""
-        recent = tuple(s for s in self.skipped if s > step - 1000)
-        return replace(self, skipped_in_a_row=self.skipped_in_a_row + 1, skipped=(*recent, step))
-
-    @property
-    def diverged(self) -> bool:
-        """Ten steps in a row, or more than one in a hundred of the last thousand."""
-        return self.skipped_in_a_row >= 10 or len(self.skipped) > 10
-
-
-def config_hash(config: RunConfig) -> str:
-    """Digest of everything that decides a run."""
-    return hashlib.sha256(dumps(complete(config)).encode()).hexdigest()
-
-
-def _start(root: Path, config: RunConfig) -> None:
+def _start(root: Path, config: RunConfig, place: Place) -> None:
     """Write the configuration of a new run; refuse to write over another run."""
     folder = RunFolder(root)
     _refuse_old(folder)
     folder.save(folder.config, dumps(complete(config)))
-    folder.save(folder.environment, json.dumps(environment(), indent=2) + "\n")
-
-
-def _refuse_too_large(experiment: Experiment) -> None:
-    """Refuse a memory that this machine cannot hold before its first slot is touched."""
-    memory = experiment.trainer.memory
-    size = footprint(experiment.system, experiment.source.shape)
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if memory is None or memory.store.values_dir is not None or size.memory_bytes <= machine:
-        return
-    raise ResourceError(
-        f"a memory of {size.slots} slots takes {megabytes(size.memory_bytes)}, this machine has"
-        f" {megabytes(machine)}.",
-        hint="Use fewer slots (memory.capacity), or keep values in files (memory.values_dir).",
-    )
+    folder.save(folder.environment, json.dumps(with_digest(environment(place)), indent=2) + "\n")
 
 
 def _refuse_old(folder: RunFolder) -> None:
-    if folder.config.exists():
-        raise ConfigError(
+    there = set(folder.root.glob("*"))  # one look: another process may begin a run meanwhile
+    if folder.config in there:
+        raise RunExists(
             f"{folder.root} holds a run already.",
             hint=f"Continue it with: torchemo train --resume {folder.root};"
             " or choose another --out.",
         )
-    if folder.root.is_dir() and any(_is_foreign(path) for path in folder.root.iterdir()):
-        raise ConfigError(
-            f"{folder.root} holds something that is not a run.", hint="Choose another --out."
-        )
+    if any(_is_foreign(path) for path in there):
+        wrong = f"{folder.root} holds something that is not a run."
+        raise ConfigError(wrong, hint="Choose another --out.")
 
 
 def _is_foreign(path: Path) -> bool:
     """Return whether a file was left by something else than a run that never started."""
-    return path.name != LOCK and not path.name.startswith(TEMPORARY)
+    return path.name not in (LOCK, OWNER) and not path.name.startswith(TEMPORARY)
 
 
 def train_run(
@@ -126,37 +75,53 @@ def train_run(
     should_stop: Callable[[], bool] = lambda: False,
     on_event: Callable[[str, int, Mapping[str, Any]], None] = lambda event, step, fields: None,
     accept_new_data: bool = False,
-    workers: int = 1,
+    strict: bool = False,
+    log: Sequence[str] = (),
+    place: Place = HERE,
 ) -> Outcome:
     """Train in a folder; with ``config`` None, continue the run that is there.
 
     Args:
         root: The run folder.
         config: Configuration of a new run.
-        should_stop: Asked after every outer step; the run is then saved and left.
-        on_event: Told everything that is logged.
+        should_stop: Asked after every step; the run is then saved and left.
+        on_event: Told all that is logged.
         accept_new_data: Continue although the data have changed since the run was started.
-        workers: Threads that share the tasks of a step; results do not depend on it.
+        strict: Refuse data with images that cannot be read, instead of leaving these out.
+        log: Where else events go: ``tensorboard``, ``wandb``.
+        place: Where to compute, how precisely, and by how many threads.
     """
     # A run that cannot start must not leave a folder: everything is opened before anything is made.
     if config is not None:
         _refuse_old(RunFolder(root))
-    experiment = open_experiment(
-        read_config(root) if config is None else config,
-        workers=workers,
-        progress=_telling(on_event, should_stop),
-    )
-    _refuse_too_large(experiment)
-    with lock(root):
-        history.sweep(root)
-        if config is not None:
-            _start(root, config)
-        run = _Run(root, experiment, on_event)
+    sinks.require(log)
+    team, chosen = place.team, read_config(root) if config is None else config
+    on_event = on_event if team.rank == 0 else _silent  # rank 0 speaks for all
+    tell = _telling(on_event, should_stop)
+    experiment = team.together(lambda: _opened(chosen, strict, place, tell))
+    with ExitStack() as held:
+        agree_on(experiment, place)
+        run = _Run(root, experiment, on_event, place)
+        team.first(lambda: run.hold(config, held))
         if config is None:
             run.resume(accept_new_data=accept_new_data)
-        with EventLog(JsonLines(RunFolder(root).events)) as log:
-            run.log = log
-            return run.loop(should_stop)
+        if team.rank == 0:
+            run.log = held.enter_context(sinks.open_log(root, copies=log))
+        return run.loop(should_stop)
+
+
+def _opened(
+    config: RunConfig, strict: bool, place: Place, tell: Callable[[int, int], None]
+) -> Experiment:
+    """Open everything, and refuse what cannot work."""
+    experiment = open_experiment(config, strict=strict, place=place, progress=tell)
+    refuse_too_large(experiment.system, experiment.source.shape)
+    refuse_idle_ranks(experiment, place)
+    return experiment
+
+
+def _silent(event: str, step: int, fields: Mapping[str, Any]) -> None:
+    """Tell nobody."""
 
 
 def _telling(
@@ -181,68 +146,88 @@ class _Run:
         root: Path,
         experiment: Experiment,
         on_event: Callable[[str, int, Mapping[str, Any]], None],
+        place: Place,
     ) -> None:
         self.root = root
+        self.place = place
+        self.team = place.team
         self.experiment = experiment
         self.trainer = experiment.trainer
         self.on_event = on_event
         self.progress = Progress()
         self.saved_at: int | None = None
         self.log: EventLog | None = None
+        self.beat: Beat | None = None
         self.fingerprint = experiment.source.fingerprint
+        self.feed = Feed(self._work_of, place.device)
+        self.began = time.process_time()
+        versions.own(self.trainer.memory, root, rank=self.team.rank)
+
+    def hold(self, config: RunConfig | None, held: ExitStack) -> None:
+        """Lock the folder, and write the configuration of a new run."""
+        self.beat = held.enter_context(lock(self.root))
+        history.sweep(self.root)
+        if config is not None:
+            _start(self.root, config, self.place)
 
     def resume(self, *, accept_new_data: bool) -> None:
         """Take over the newest checkpoint that verifies; later events are cut off."""
-        found = history.latest(self.root)
-        for damaged in found.skipped:
-            self.on_event("damaged", 0, {"path": str(damaged.path), "why": damaged.reason})
-        if found.path is None and found.skipped:
-            raise CheckpointError(
-                f"{self.root} has no checkpoint that can be read.",
-                hint=f"See what is wrong with: torchemo checkpoint verify {self.root};"
-                " or start anew with another --out.",
-            )
-        if found.path is None:
-            truncate_after(RunFolder(self.root).events, -1)
+        path = self.team.first(lambda: takeover.newest(self.root, self.on_event))
+        if path is None:
             return
-        saved = checkpoint.load(found.path)
+        saved = check_run_state(checkpoint.load(path))
+        check_config(self.root, self.experiment.config, saved.manifest)
         if saved.info.get("data") != self.fingerprint and not accept_new_data:
             raise DataError(
                 f"{self.root}: the data differ from those the run was started with.",
                 hint="Restore the data, or pass --accept-new-data to continue with these.",
             )
-        self.trainer.load_state_dict({name: dict(g) for name, g in saved.groups.items()})
-        known = saved.info["progress"]
-        self.progress = Progress(**{**known, "skipped": tuple(known["skipped"])})
+        with restoring(saved):
+            self.trainer.load_state_dict({name: dict(g) for name, g in saved.groups.items()})
+        self.progress = progress_of(saved.manifest)
         self.saved_at = saved.step
+        self._forget_damaged_best()
         self._tell_differences()
-        history.rewind(self.root, saved.step)
-        truncate_after(RunFolder(self.root).events, saved.step)
+        self.team.first(lambda: self._rewind(saved.step))
+
+    def _rewind(self, step: int) -> None:
+        history.rewind(self.root, step)
+        takeover.cut_log(self.root, step, self.on_event)
+
+    def _forget_damaged_best(self) -> None:
+        """Look at the best checkpoint while others are left; without it the best is sought anew."""
+        step = self.progress.best_step
+        if step is None or step == self.saved_at:
+            return
+        if not self.team.first(lambda: takeover.is_sound(self.root, step, self.on_event)):
+            self.progress = replace(self.progress, best_step=None, best_score=None)
 
     def _tell_differences(self) -> None:
         """Report that the run continues where its bits may come out differently."""
-        try:
-            then = json.loads(RunFolder(self.root).environment.read_text())
-        except (OSError, ValueError):
-            return  # the report says that it cannot be read
-        changed = differences(then, environment()) if isinstance(then, dict) else []
-        if changed:
-            why = f"continues, but not bit for bit as it was started: {'; '.join(changed)}"
+        why = since_the_start(RunFolder(self.root).environment, self.place)
+        if why:
             self.on_event("environment", self.trainer.iteration, {"why": why})
 
     def loop(self, should_stop: Callable[[], bool]) -> Outcome:
         """Train until done, early stop, or asked to stop."""
         train, steps = self.experiment.config.train, self.experiment.config.outer_steps
+        if self.saved_at is None:
+            start_from(self.experiment)
         self._announce()
+        if train.validate_start and self.trainer.iteration == 0 and self.saved_at is None:
+            self._validate()
+            self._save()
         while self.trainer.iteration < steps:
-            if self._exhausted():
+            if self._exhausted() or self._no_slot_helps():
                 return self._outcome("early")
             self._step()
             done = self.trainer.iteration
             if done % train.validate_every == 0 or done == steps:
                 self._validate()
+                self._compare_replicas()
                 self._save()
-            if should_stop() and done < steps:
+            # Every rank leaves after the same step, whichever of them was asked to.
+            if self.team.any(should_stop()) and done < steps:
                 self._save()
                 return self._outcome("stopped")
         return self._outcome("finished")
@@ -263,6 +248,13 @@ class _Run:
         }
         if self.trainer.phases.turn is not None:
             fields["turn"] = self.trainer.phases.turn
+        images = getattr(source, "source", source)  # a stream draws its tasks from another source
+        if bad := getattr(images, "left_out", ()):
+            fields["left_out"] = [one._asdict() for one in bad]
+        if dropped := getattr(images, "dropped", 0):
+            fields["dropped"] = dropped
+        if classes := getattr(images, "class_names", {}):
+            fields["classes"] = classes
         if self.trainer.iteration == 0:
             self._emit("start", fields)
         else:  # it is in the log already
@@ -276,13 +268,24 @@ class _Run:
         begun = self.trainer.phases.turn or 0
         return self.trainer.iteration - begun >= train.patience * train.validate_every
 
+    def _no_slot_helps(self) -> bool:
+        """Return whether the slots have had half of their steps in vain, and say so."""
+        turn, own = self.trainer.phases.turn, self.experiment.config.memory_steps or 0
+        half = turn is not None and self.trainer.iteration - turn >= own / 2
+        if half and self.progress.hopeless:
+            why = "no slot helps on validation tasks: they are adapted without memory"
+            self._emit("slots stopped", {"why": why})
+        return half and self.progress.hopeless
+
+    def _work_of(self, step: int) -> Work:
+        source, train = self.experiment.source, self.experiment.config.train
+        return work_of(source, train, self.trainer.phases, self.trainer.learner, step=step)
+
     def _step(self) -> None:
-        train, iteration = self.experiment.config.train, self.trainer.iteration
-        episode = self.experiment.source.sample(
-            "train", seed=train.seed, start=iteration * train.tasks, count=train.tasks
-        )
+        iteration = self.trainer.iteration
         try:
-            report = self.trainer.step(episode)
+            work = self.feed(iteration)
+            report = self.trainer.step(work.tasks, images=work.images)
         except Diverged as error:
             self.trainer.skip()
             self.progress = self.progress.skip(iteration)
@@ -291,7 +294,7 @@ class _Run:
                 raise
             return
         self.progress = replace(self.progress, skipped_in_a_row=0)
-        self._emit("step", _fields(report, self.trainer))
+        self._emit("step", logged(report, self.trainer))
 
     def _validate(self) -> None:
         scores = self._validation_scores()
@@ -302,7 +305,10 @@ class _Run:
         fields: dict[str, Any] = {"loss": loss, "accuracy": accuracy, "score": score}
         memory = self.trainer.memory
         if memory is not None and memory.skip_unhelpful is not None:
-            fields["failed"] = memory.failed_slots
+            failed = memory.failed_slots or []
+            fields |= {"failed": failed, "none_helps": 0 < len(memory.store) <= len(failed)}
+            self.progress = self.progress.judged(none_passed=fields["none_helps"])
+        fields["cpu_seconds"] = round(time.process_time() - self.began, 2)
         self._emit("validation", fields)
 
     def _validation_scores(self) -> Scores:
@@ -316,10 +322,20 @@ class _Run:
             size=train.tasks,
         )
         how: dict[str, Any] = {"batched": trainer.batched, "workers": trainer.workers}
+        how["team"] = self.team
         memory, about = trainer.memory, (trainer.learner, trainer.params)
         if memory is not None and memory.skip_unhelpful is not None and len(memory.store):
             return judge_slots(*about, list(episodes), memory=memory, **how)
         return evaluate(*about, episodes, memory=memory, every_step=False, **how)
+
+    def _compare_replicas(self) -> None:
+        """Refuse ranks whose numbers have drifted apart, before they are saved."""
+        if self.team.size > 1:
+            digest = digest_of(versions.comparable(self.trainer.state_dict()))
+            where = (
+                f"their state after step {self.trainer.iteration}, computed at {self.place.words}"
+            )
+            self.team.agree(where, digest)
 
     def _save(self) -> None:
         step = self.trainer.iteration
@@ -335,21 +351,27 @@ class _Run:
             "data": self.fingerprint,
             "domains": list(source.domains),
             "tasks": shape,
-            "progress": _plain(self.progress),
+            "progress": plain_progress(self.progress),
+            "config": dumps(complete(self.experiment.config)),
         }
-        checkpoint.publish(
-            self.root,
-            step,
-            groups=groups,
-            info=info,
-            config_hash=config_hash(self.experiment.config),
-        )
-        self.saved_at = step
+        info |= versions.info(groups.get("memory", {}))
+        digest = config_hash(self.experiment.config)
         best = [] if self.progress.best_step is None else [self.progress.best_step]
-        history.prune(self.root, keep_last=2, keep=best)
+
+        def publish() -> None:
+            if self.beat is not None:
+                self.beat.check()
+            checkpoint.publish(self.root, step, groups=groups, info=info, config_hash=digest)
+            history.prune(self.root, keep_last=2, keep=best)
+            versions.collect(self.root, versions.folder_of(self.experiment.config))
+
+        self.team.first(publish)
+        self.saved_at = step
         self.on_event("saved", step, {})
 
     def _emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        if self.beat is not None:
+            self.beat.check()
         if self.log is not None:
             self.log.emit(event, self.trainer.iteration, fields=fields)
         self.on_event(event, self.trainer.iteration, fields)
@@ -376,23 +398,3 @@ def _tasks(source: TaskSource) -> str:
     if shape.kind == "regression":
         return f"{names}, {shape.n_shot} points"
     return f"{names}, {shape.n_out}-way {shape.n_shot}-shot"
-
-
-def _plain(progress: Progress) -> dict[str, Any]:
-    return {**vars(progress), "skipped": list(progress.skipped)}
-
-
-def _fields(report: StepReport, trainer: Trainer) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "loss": float(report.losses.mean()),
-        "gradient_norm": report.gradient_norm,
-    }
-    if report.recognition_loss is not None:
-        fields["recognition_loss"] = report.recognition_loss
-    if report.statistics is not None and trainer.memory is not None:
-        fields["filled"] = len(trainer.memory.store)
-        for name in ("age", "distance", "same_domain"):
-            value = getattr(report.statistics, name)
-            if value is not None:
-                fields[name] = value
-    return fields

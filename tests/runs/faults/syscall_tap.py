@@ -35,7 +35,8 @@ class Tap:
         self.calls = []  # (name of the call, path it is about)
         self.dead = False
         self.unsynced_data = set()  # inodes of files
-        self.unsynced_names = []  # (inode of the folder, kind, old name or None, new name or None)
+        # (inode of the folder, kind, old name or None, new name or None, what was replaced or None)
+        self.unsynced_names = []
         self._paths = {}  # open handles
 
     def __enter__(self):
@@ -109,7 +110,9 @@ class Tap:
         inode = (
             os.stat(os.path.dirname(args[0])).st_ino if folder is None else os.fstat(folder).st_ino
         )
-        self.unsynced_names.append((inode, name, old, new and os.path.basename(new)))
+        there = name == "replace" and os.path.isfile(new)
+        replaced = Path(new).read_bytes() if there else None
+        self.unsynced_names.append((inode, name, old, new and os.path.basename(new), replaced))
 
 
 def power_cuts(run, tap, scratch):
@@ -125,9 +128,11 @@ def power_cuts(run, tap, scratch):
         shutil.copytree(run, copy)
         for file in lost if data_lost else ():
             os.truncate(copy / file, 0)
-        for inode, kind, old, new in reversed(tap.unsynced_names):
+        for inode, kind, old, new, replaced in reversed(tap.unsynced_names):
             if inode in subset:
                 _undo(copy / Path(where[inode]).relative_to(run), kind, old, new)
+                if replaced is not None:
+                    (copy / Path(where[inode]).relative_to(run) / new).write_bytes(replaced)
         yield copy
         shutil.rmtree(copy)
 

@@ -84,7 +84,7 @@ def as_nobody(work):
 
 def test_a_run_that_may_only_be_read_is_refused_at_once_and_left_alone(tmp_path):
     publish(tmp_path, 1, groups=SMALL)
-    folders = [tmp_path, *tmp_path.parents[:2], folder_of(tmp_path)]
+    folders = [tmp_path, *tmp_path.parents[:3], folder_of(tmp_path)]
     modes = [folder.stat().st_mode for folder in folders]
     for folder in folders:
         folder.chmod(0o555)

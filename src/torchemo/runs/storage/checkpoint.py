@@ -1,4 +1,4 @@
-"""Checkpoints that can be trusted: published whole or not at all, verified before they are used.
+"""Checkpoints that are safe to use: published whole or not at all, verified before they are used.
 
 A checkpoint is ``run/checkpoints/step-<N>/``: one safetensors file per group of tensors, and a sealed
 manifest. It exists if and only if its folder has its final name. There is no pointer to the latest one:
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, final
 from torch import Tensor
 
 from torchemo.core.errors import CheckpointError, ResourceError
+from torchemo.core.machine import physical_memory
 from torchemo.runs.environment import versions
 from torchemo.runs.storage import durable, manifest, tensorfile
 from torchemo.runs.storage.durable import StrPath
@@ -336,8 +337,8 @@ def _check_like(found: Manifest, like: Groups, *, what: str) -> None:
 
 
 def _require_memory(size: int, *, what: str) -> None:
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > machine:
+    machine = physical_memory()
+    if machine is not None and size > machine:
         raise ResourceError(
             f"{what} holds {durable.megabytes(size)} of tensors,"
             f" this machine has {durable.megabytes(machine)} of memory."

@@ -20,6 +20,10 @@ TEMPORARY = ".tmp-"
 """How the name of everything unfinished or about to be deleted begins."""
 
 _CHUNK = 1 << 20
+# Systems without one of these have no links, pipes or text mode that it would guard against.
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
+BINARY = getattr(os, "O_BINARY", 0)
 _LEFTOVER = re.compile(r"\.tmp-.+-[0-9a-f]{32}")
 
 
@@ -28,7 +32,7 @@ def write_new(path: Path, data: bytes) -> str:
 
     The file gets the permissions of the umask, so that a group can share a run folder.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS | BINARY, 0o666)
     try:
         written = 0
         while written < len(data):
@@ -63,6 +67,8 @@ def _read_back(path: Path, data: bytes) -> str:
 
 def sync_folder(path: Path) -> None:
     """Force the names inside a folder to the disk."""
+    if os.name == "nt":  # Windows opens no folders
+        return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -139,13 +145,33 @@ def unpublish(folders: Sequence[Path]) -> None:
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[int]:
     """Open a regular file for reading; pipes and devices, which could block, are refused."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not _AT_ONCE and not stat.S_ISREG(os.stat(path).st_mode):  # opening would wait
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    handle = os.open(path, os.O_RDONLY | _AT_ONCE | BINARY)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         yield handle
     finally:
         os.close(handle)
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a whole regular file; pipes and devices, which could block, are refused."""
+    with open_regular(path) as handle:
+        return b"".join(chunks(handle))
+
+
+def read_at(handle: int, count: int, place: int) -> bytes:
+    """Read bytes at a place of an open file, and leave the handle where it stands."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, count, place)
+    here = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, place, os.SEEK_SET)
+    try:
+        return os.read(handle, count)
+    finally:
+        os.lseek(handle, here, os.SEEK_SET)
 
 
 def chunks(handle: int) -> Iterator[bytes]:

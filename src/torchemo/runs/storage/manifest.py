@@ -1,6 +1,5 @@
 """The manifest of a checkpoint: what its files must be, byte for byte, sealed against damage."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from torchemo.core.errors import CheckpointError
+from torchemo.runs.storage.seal import seal, unseal
 
 MANIFEST = "manifest.json"
 FORMAT = "torchemo checkpoint"
@@ -20,8 +20,6 @@ MAX_MANIFEST = 1 << 20
 SUFFIX = ".safetensors"
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_END = b"\n}\n"
-_SEAL = re.compile(rb',\n "seal": "([0-9a-f]{64})"\n}\n\Z')
 _MAX_STEP = 10**15
 
 
@@ -69,7 +67,7 @@ class Manifest:
             }
             for group, entry in self.groups.items()
         }
-        return _seal(
+        return seal(
             {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
@@ -113,7 +111,7 @@ def check_info(info: Mapping[str, Any]) -> None:
 
 def parse(raw: bytes, *, what: str) -> Manifest:
     """Read a manifest with distrust; ``what`` names it in the error."""
-    body = _unseal(raw, what=what)
+    body = unseal(raw, what=what)
     try:
         version = _natural(body["format_version"], most=_MAX_STEP)
         versions = _texts(body["versions"])
@@ -135,35 +133,11 @@ def parse(raw: bytes, *, what: str) -> Manifest:
 def is_newer(raw: bytes) -> bool:
     """Say whether these bytes are an undamaged manifest of a format that is newer than ours."""
     try:
-        body = _unseal(raw, what=MANIFEST)
+        body = unseal(raw, what=MANIFEST)
     except CheckpointError:
         return False
     version = body.get("format_version")
     return body.get("format") == FORMAT and type(version) is int and version > FORMAT_VERSION
-
-
-def _seal(body: Mapping[str, Any]) -> bytes:
-    """Write ``body`` with the SHA-256 of the text without it as last entry, in every format version."""
-    text = json.dumps(body, indent=1, allow_nan=False).encode() + b"\n"
-    return text.removesuffix(_END) + b',\n "seal": "%s"' % _sha256(text) + _END
-
-
-def _unseal(raw: bytes, *, what: str) -> dict[str, Any]:
-    """Compare the seal with the text before any of it is understood: every byte counts."""
-    found = _SEAL.search(raw)
-    if found is None or _sha256(raw[: found.start()] + _END) != found[1]:
-        raise CheckpointError(f"{what} is damaged: its content does not match its seal.")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{what} is not JSON ({error!s:.200}).") from error
-    if not isinstance(body, dict):
-        raise CheckpointError(f"{what} should be a JSON object, got a {type(body).__name__}.")
-    return body
-
-
-def _sha256(text: bytes) -> bytes:
-    return hashlib.sha256(text).hexdigest().encode()
 
 
 def _manifest(body: Mapping[str, Any], versions: Mapping[str, str]) -> Manifest:

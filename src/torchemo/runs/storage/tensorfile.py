@@ -7,7 +7,6 @@ names win. Here a header is small, every name is there once, and the tensors fil
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from torchemo.core.errors import CheckpointError
+from torchemo.runs.storage.durable import read_at
 
 DTYPES = {
     "F64": torch.float64,
@@ -107,15 +107,15 @@ def read_specs(handle: int, size: int, *, what: str) -> dict[str, str]:
     Returns:
         ``{name: spec}`` in file order.
     """
-    length = int.from_bytes(os.pread(handle, 8, 0), "little")
+    length = int.from_bytes(read_at(handle, 8, 0), "little")
     if size < 8 or length > min(MAX_HEADER, size - 8):
         raise CheckpointError(
             f"{what} is damaged: its header should have at most"
             f" {max(0, min(MAX_HEADER, size - 8))} bytes, got {length}.",
-            hint=_warn_of_code(os.pread(handle, 2, 0)),
+            hint=_warn_of_code(read_at(handle, 2, 0)),
         )
     try:
-        header = json.loads(os.pread(handle, length, 8), object_pairs_hook=_once)
+        header = json.loads(read_at(handle, length, 8), object_pairs_hook=_once)
         if not isinstance(header, dict):
             raise ValueError(f"it is a {type(header).__name__}")
         entries = {name: entry for name, entry in header.items() if name != _RESERVED}

@@ -1,0 +1,1 @@
+"""A large memory filled offline, from the tasks or the slots of many runs."""

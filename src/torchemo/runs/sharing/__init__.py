@@ -1,0 +1,1 @@
+"""What leaves a run: adapted classifiers for other programs, whole runs for other people."""
