@@ -84,6 +84,21 @@ def test_a_report_is_never_wider_than_its_window(page, width, tmp_path):
     assert wide <= inner
 
 
+def test_tables_fit_a_telephone(page, tmp_path):
+    measure = "f = document.querySelector('iframe').contentDocument;"
+    measure += " document.title = 'tables: ' + [...f.querySelectorAll('.scroll')].map((t) =>"
+    measure += " t.scrollWidth - t.clientWidth)"
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        '<!DOCTYPE html><title></title><iframe style="width: 420px; height: 900px; border: 0"'
+        f' srcdoc="{escape(page.read_text())}"></iframe>'
+        f"<script>onload = () => {{ {measure} }}</script>"
+    )
+    document, _ = browse(outer, tmp_path / "profile", "--dump-dom", window=(700, 1000))
+    found = re.search(r"<title>tables: ([\d,]*)</title>", document)[1]
+    assert not [int(part) for part in found.split(",") if part and int(part)]
+
+
 def test_the_console_would_tell_of_a_page_that_fetches_or_runs_something(points, tmp_path):
     text = (points / "report.html").read_text()
     for i, bad in enumerate(("<script>alert(1)</script>", '<img src="http://localhost:1/x.png">')):

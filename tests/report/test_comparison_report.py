@@ -68,6 +68,8 @@ def test_a_domain_that_is_all_there_is_gets_no_row_of_its_own(tmp_path):
 
 def test_a_bare_comparison_without_runs_is_enough(points, base, tmp_path):
     bare = compare([read_result(base)], [read_result(points)])
+    for side in ("base", "other"):
+        del bare[side]["runs"], bare[side]["train_seeds"]
     page = write([json.loads(json.dumps(bare))], tmp_path / "c.html")
     assert "not noted" in page.text
     assert len(page.all("svg")) == 2

@@ -24,9 +24,10 @@ from torchemo.models import build_model
 from torchemo.report.figures import Interval, Line, forest, lines, smooth
 from torchemo.report.format import method_of, number
 from torchemo.report.run.collect import Curve, best_validation, collect, curve
+from torchemo.report.run.images import picture_uri
 from torchemo.report.run.memory import view_memory
 from torchemo.report.run.probe import PROBES, probe
-from torchemo.report.run.samples import PictureSample, PointSample, picture_uri, sample_tasks
+from torchemo.report.run.samples import PictureSample, PointSample, sample_tasks
 from torchemo.runs.load import load_best, read_config
 from torchemo.runs.score import memory_digest
 from torchemo.runs.storage import checkpoint, history

@@ -21,6 +21,7 @@ from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 from torchemo.report.run.page import write_run_report
 from torchemo.runs.score import Protocol
+from torchemo.runs.storage.seal import with_digest
 from torchemo.runs.train import train_run
 
 
@@ -189,13 +190,17 @@ def test_a_learner_without_inner_steps_has_nothing_before_adaptation(tmp_path):
     assert broken_laws(read(tmp_path)) == []
 
 
+NOT_KEPT = ("recalled", "familiar", "skips", "sha256")
+
+
 @pytest.mark.parametrize("field", ["recalled", "familiar"], ids=["today", "earlier"])
 @pytest.mark.parametrize(("share", "said"), [(0.75, True), (1.0, False), (None, False)])
 def test_tasks_that_skip_recall_are_told_with_the_result(points, tmp_path, field, share, said):
     record = json.loads((points / "eval-test-standard.json").read_text())
-    record = {name: value for name, value in record.items() if name not in ("recalled", "familiar")}
+    record = {name: value for name, value in record.items() if name not in NOT_KEPT}
     shutil.copy(points / "config.toml", tmp_path)
-    (tmp_path / "eval-test-standard.json").write_text(json.dumps({**record, field: share}))
+    edited = with_digest({**record, field: share})
+    (tmp_path / "eval-test-standard.json").write_text(json.dumps(edited))
     write_run_report(tmp_path)
     text = Page(read(tmp_path)).text
     assert ("25.0 % of the tasks skip recall." in text) is said

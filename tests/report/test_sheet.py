@@ -1,6 +1,7 @@
 """The sheet of adapt: every image once, how sure an answer is, and no name that is obeyed."""
 
 import re
+from dataclasses import replace
 
 from tests.report.conftest import answers
 from tests.report.html import broken_laws
@@ -27,6 +28,18 @@ def test_a_bar_is_as_long_as_the_answer_is_sure_and_marks_what_guessing_gives(fo
     ]
     assert "meta-trained for 1,200 steps" in page
     assert "Nothing: this run has no memory" in page
+
+
+def test_nothing_recalled_is_explained(folders):
+    found = replace(answers(recalled=()), remembers=True)
+    for told, words in (
+        (found, "Nothing: the memory has not remembered anything yet"),
+        (replace(found, familiar=False), "unlike the tasks of training"),
+        (replace(found, helpful=False), "the slots for such tasks failed validation"),
+    ):
+        page = sheet(told, folders[0], query=folders[1])
+        assert words in page
+        assert "this run has no memory" not in page
 
 
 def test_lines_may_be_broken_after_underscores_only():

@@ -1,14 +1,23 @@
 """The report of a comparison: paired differences on the same tasks."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from torchemo.core.errors import DataError
 from torchemo.report.figures import Interval, Line, forest, lines, wide_range
-from torchemo.report.format import Metric, metric_of, number, p_value, place, unequal_steps
+from torchemo.report.format import (
+    Metric,
+    cost_of,
+    metric_of,
+    number,
+    p_value,
+    place,
+    side_names,
+    unequal_steps,
+)
 from torchemo.report.page import render
 from torchemo.runs.folder import RunFolder
 
@@ -49,7 +58,7 @@ def write_comparison_report(comparison: Sequence[Mapping[str, Any]], out: Path) 
     """
     _check(comparison)
     metric = metric_of(str(comparison[0]["metric"]))
-    names = _names(comparison)
+    names = side_names(comparison)
     pairs = [
         _pair(found, metric, base=names[0], other=name, order=i)
         for i, (found, name) in enumerate(zip(comparison, names[1:], strict=True))
@@ -85,29 +94,10 @@ def _is_synthetic(found: Mapping[str, Any]) -> bool:
     return found["metric"] == "mse" or any(d.startswith("synthetic-") for d in found["per_domain"])
 
 
-def _names(comparison: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the base and the others; equal methods are told apart by their runs, or else by number."""
-    sides = [comparison[0]["base"], *(found["other"] for found in comparison)]
-    methods = [str(side["method"]) for side in sides]
-    runs = [str((side.get("runs") or [""])[0]) for side in sides]
-    folders = [PurePath(run).name for run in runs]
-    names = []
-    for i, method in enumerate(methods):
-        if methods.count(method) == 1:
-            names.append(method)
-        elif folders[i] and folders.count(folders[i]) == 1:
-            names.append(f"{method} ({folders[i]})")
-        elif runs[i] and runs.count(runs[i]) == 1:
-            names.append(f"{method} ({place(runs[i])})")
-        else:
-            names.append(f"{method} ({i})")
-    return names
-
-
 def _pair(found: Mapping[str, Any], metric: Metric, *, base: str, other: str, order: int) -> Pair:
     domains = found["per_domain"] if len(found["per_domain"]) > 1 else {}
     groups = {"all tasks": found["difference"]} | dict(domains)
-    sides = tuple(f"{name} better" for name in _names([found]))
+    sides = tuple(f"{name} better" for name in side_names([found]))
     left, right = sides if metric.higher_is_better else sides[::-1]
     rows = [_row(name, row, metric) for name, row in groups.items()]
     shown = [
@@ -190,6 +180,7 @@ def _side(side: Mapping[str, Any], name: str, metric: Metric) -> dict[str, Any]:
         "mean": metric.write(side["mean"]),
         "runs": [place(str(run)) for run in side.get("runs", [])],
         "seeds": side.get("train_seeds", []),
+        **cost_of(side),
     }
 
 

@@ -1,7 +1,7 @@
 """How a report writes numbers, metrics and methods."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, final
@@ -138,6 +138,38 @@ def unequal_steps(found: Mapping[str, Any], *, base: str, other: str) -> str | N
         return None
     first, second = (" or ".join(f"{n:,}" for n in steps) for steps in sides)
     return f"They had different numbers of outer steps: {base} {first}, {other} {second}."
+
+
+def side_names(comparison: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the base and the others; equal methods are told apart by their runs, or else by number."""
+    sides = [comparison[0]["base"], *(found["other"] for found in comparison)]
+    methods = [str(side["method"]) for side in sides]
+    runs = [str((side.get("runs") or [""])[0]) for side in sides]
+    folders = [PurePath(run).name for run in runs]
+    names = []
+    for i, method in enumerate(methods):
+        if methods.count(method) == 1:
+            names.append(method)
+        elif folders[i] and folders.count(folders[i]) == 1:
+            names.append(f"{method} ({folders[i]})")
+        elif runs[i] and runs.count(runs[i]) == 1:
+            names.append(f"{method} ({place(runs[i])})")
+        else:
+            names.append(f"{method} ({i})")
+    return names
+
+
+NOT_NOTED = "not noted"
+"""What stands for a cost that a result of an earlier version does not have."""
+
+
+def cost_of(side: Mapping[str, Any]) -> dict[str, str]:
+    """Write what a side of a comparison took to train: outer steps, and CPU seconds of a run."""
+    steps, seconds = side.get("outer_steps"), side.get("cpu_seconds")
+    return {
+        "outer_steps": " or ".join(f"{n:,}" for n in steps) if steps else NOT_NOTED,
+        "cpu_seconds": NOT_NOTED if seconds is None else number(float(seconds)),
+    }
 
 
 def data_of(config: RunConfig) -> str:

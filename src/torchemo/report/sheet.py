@@ -29,21 +29,24 @@ class SupportRow(NamedTuple):
 
 def sheet(answers: Answers, support: Path, *, query: Path) -> str:
     """Show answers as one self-contained HTML page; images are inline and every name is escaped."""
+    bad = {one.name for one in answers.left_out}
+    held = {c.name: [p for p in c.pictures if p.name not in bad] for c in support_classes(support)}
     rows = [
         SupportRow(
-            c.name,
-            [_thumbnail(picture) for picture in c.pictures[:MAX_SHOWN]],
-            max(0, len(c.pictures) - MAX_SHOWN),
+            name,
+            [_thumbnail(picture) for picture in pictures[:MAX_SHOWN]],
+            max(0, len(pictures) - MAX_SHOWN),
         )
-        for c in support_classes(support)
+        for name, pictures in held.items()
     ]
+    queries = query_pictures(query)
     return render(
         "sheet.html.j2",
         title=f"{len(answers.predictions)} images sorted into {len(answers.classes)} classes",
         answers=answers,
         chance=1 / len(answers.classes),
         support=rows,
-        thumbnails={name: _thumbnail(p) for name, p in query_pictures(query).items()},
+        thumbnails={p.file: _thumbnail(queries[p.file]) for p in answers.predictions},
         side=SIDE,
     )
 

@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 PLAIN_EVERY = 10.0
 """Seconds between lines of progress where there is no terminal."""
+LISTED = 20
+"""Lines of one kind of trouble shown to people; --json lists all."""
 
 
 def silence_closed_pipes() -> None:
@@ -24,9 +26,23 @@ def silence_closed_pipes() -> None:
     os.close(nowhere)
 
 
+def say(text: object = "", *, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print text, whatever files and strangers put into it: only its ends of lines are obeyed.
+
+    All commands print through here, so that no name, key or message reaches the terminal as a command.
+    """
+    stream = sys.stdout if file is None else file
+    shown = "\n".join(printable(line) for line in str(text).split("\n"))
+    # What the terminal has no letters for is spelt out, too.
+    letters = getattr(stream, "encoding", None) or "utf-8"
+    print(
+        shown.encode(letters, "backslashreplace").decode(letters), file=stream, end=end, flush=True
+    )
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document; open ends and missing values are null."""
-    print(json.dumps(value, allow_nan=False))
+    say(json.dumps(value, allow_nan=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -51,6 +67,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     # Not as the table's own title, which is broken at the width of a table that may be narrow.
     console.print(Text(printable(title), style="italic"), soft_wrap=True)
     console.print(table)
+
+
+def say_left_out(bad: Sequence[tuple[str, str]]) -> None:
+    """Print which files could not be read, and why."""
+    for name, reason in bad[:LISTED]:
+        say(f"left out: {printable(name)}: {printable(reason)}")
+    if len(bad) > LISTED:
+        say(f"left out: and {len(bad) - LISTED} more (--json lists all)")
 
 
 def _begins_with_number(cell: str) -> bool:
@@ -111,6 +135,6 @@ def _plain_lines(what: str) -> Callable[[int, int], None]:
         nonlocal last
         if time.monotonic() - last >= PLAIN_EVERY:
             last = time.monotonic()
-            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+            say(f"{what}: {done}/{total}", file=sys.stderr)
 
     return show

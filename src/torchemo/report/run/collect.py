@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, final
 
@@ -11,13 +11,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from torchemo.config.run import DataConfig, RunConfig
-from torchemo.core.errors import DataError
+from torchemo.core.errors import CheckpointError, DataError
 from torchemo.data.source import PROCEDURAL, REGRESSION
 from torchemo.report.format import METRICS, Metric
 from torchemo.runs import events as event_log
 from torchemo.runs.compare import compare, read_result
 from torchemo.runs.folder import RunFolder
-from torchemo.runs.load import read_config
+from torchemo.runs.load import check_config, read_config
+from torchemo.runs.storage import checkpoint
+from torchemo.runs.storage.durable import read_regular
+from torchemo.runs.storage.seal import without_digest
 
 
 @final
@@ -36,6 +39,7 @@ class Result:
         per_task: Scores after 0, 1, ..., S inner steps.
         on: Name of the data, where it is not the run's own.
         recalled: Share of the tasks that use their recall; None if none may skip it.
+        skips: Share of the tasks that skip recall, by domain; empty if that is not known.
     """
 
     split: str
@@ -48,6 +52,7 @@ class Result:
     per_task: Float[np.ndarray, "task steps"]
     on: str | None = None
     recalled: float | None = None
+    skips: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def by_domain(self) -> dict[str, Float[np.ndarray, "tasks steps"]]:
@@ -102,6 +107,11 @@ def collect(root: Path) -> RunFacts:
     folder = RunFolder(root)
     config = read_config(root)
     problems: list[str] = []
+    try:
+        for path in checkpoint.published(root)[-1:]:
+            check_config(root, config, checkpoint.read_manifest(path))
+    except CheckpointError as error:
+        problems.append(_local(error.message, root))
     return RunFacts(
         name=root.resolve().name,
         config=config,
@@ -151,15 +161,12 @@ def compare_runs(
     split: str = "test",
     protocol: str = "standard",
 ) -> dict[str, Any]:
-    """Compare runs as `torchemo.runs.compare.compare` does, and note which runs and seeds they are."""
+    """Compare runs as `torchemo.runs.compare.compare` does, and note the protocol."""
     sides = [
         [read_result(path, split=split, protocol=protocol) for path in paths]
         for paths in (base, other)
     ]
     found = compare(*sides)
-    for side, results in zip(("base", "other"), sides, strict=True):
-        found[side]["runs"] = [str(result["run"]) for result in results]
-        found[side]["train_seeds"] = [result["seed"] for result in results]
     found["protocol"] = sides[0][0]["protocol"]
     return found
 
@@ -170,12 +177,15 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _environment(folder: RunFolder, problems: list[str]) -> Mapping[str, Any]:
     try:
-        found = json.loads(folder.environment.read_text())
+        found = json.loads(read_regular(folder.environment))
         if isinstance(found, dict):
-            return found
+            return without_digest(found, what=folder.environment.name)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except DataError as error:
+        problems.append(error.message)
+        return {}
+    except (OSError, ValueError, RecursionError):
         pass
     problems.append(f"{folder.environment.name} cannot be read.")
     return {}
@@ -215,16 +225,22 @@ def _result(record: Mapping[str, Any]) -> Result:
     recalled = record.get("recalled", record.get("familiar"))  # its name before
     return Result(
         split=str(record["protocol"]["split"]),
-        protocol=str(record["protocol"]["name"]),
+        protocol=_size(record["protocol"]) + str(record["protocol"]["name"]),
         statistics=str(record["protocol"]["statistics"]),
         on=None if record.get("on") is None else str(record["on"]),
         step=int(record["step"]),
         metric=str(record["metric"]),
         recalled=None if recalled is None else float(recalled),
+        skips={str(name): float(share) for name, share in (record.get("skips") or {}).items()},
         domains=names,
         domain=domain,
         per_task=per_task,
     )
+
+
+def _size(protocol: Mapping[str, Any]) -> str:
+    """Say how many classes and shots tasks have, where these are not those of training."""
+    return "".join(f"{protocol[n]}-{n} " for n in ("way", "shot") if protocol.get(n) is not None)
 
 
 def _local(message: str, root: Path) -> str:

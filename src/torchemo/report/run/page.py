@@ -16,6 +16,7 @@ from torchemo.report.run.collect import RunFacts, best_validation, collect, is_s
 from torchemo.report.run.memory import MemoryView, view_memory
 from torchemo.report.run.probe import Probe, probe
 from torchemo.report.run.samples import PictureSample, PointSample, sample_tasks
+from torchemo.report.run.slot_tasks import SlotShown, what_slots_stand_for
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.load import Opened, load_best
 
@@ -32,12 +33,14 @@ class Reopened:
         step: The step of the checkpoint.
         memory: What the memory held, if it held anything.
         samples: Sample tasks.
+        slots: What the slots stand for.
         problem: Why there is nothing of this.
     """
 
     step: int = 0
     memory: MemoryView | None = None
     samples: tuple[PictureSample | PointSample, ...] = ()
+    slots: tuple[SlotShown, ...] = ()
     problem: str | None = None
 
 
@@ -93,10 +96,13 @@ def _reopen(root: Path) -> Reopened:
     try:
         opened = load_best(root)
         found = probe(opened)
+        memory = _memory(opened, found)
+        stands = None if found is None or memory is None else (opened, found, memory)
         return Reopened(
             step=opened.system.iteration,
-            memory=_memory(opened, found),
+            memory=memory,
             samples=tuple(sample_tasks(opened, found)),
+            slots=() if stands is None else tuple(what_slots_stand_for(*stands)),
         )
     except TorchemoError as error:
         return Reopened(problem=error.message.replace(f"{root}/", "").replace(str(root), "the run"))
@@ -152,7 +158,7 @@ def _phases(facts: RunFacts) -> str | None:
     own = facts.config.memory_steps
     if own is None:
         return None
-    steps, done = facts.config.train.steps, _done(facts)
+    steps, done = facts.config.outer_steps - own, _done(facts)
     learner, memory = (f"{n:,}" for n in (min(done, steps), max(done - steps, 0)))
     return (
         f"The learner trained for {learner} of {steps:,} outer steps; then it is frozen and the slots"

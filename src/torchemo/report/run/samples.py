@@ -1,17 +1,15 @@
 """Sample tasks solved again with the best checkpoint, for the reader to look at."""
 
-import base64
-import io
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from torchemo.core.types import Batch, Episode
 from torchemo.data.episodes import sample_ids
 from torchemo.data.source import PictureTasks
+from torchemo.report.run.images import Thumbnails
 from torchemo.report.run.probe import Probe, first_of_each_domain, validation_tasks
 from torchemo.runs.load import Opened
 from torchemo.runs.train import VALIDATION_SEED
@@ -22,7 +20,6 @@ MAX_SUPPORT = 25
 MAX_QUERY = 10
 """Limits that keep a report below 2 MB."""
 
-_SIDE = 48
 _GRID = 101
 
 
@@ -37,7 +34,7 @@ class Picture(NamedTuple):
     """An image of a task.
 
     Attributes:
-        uri: The image itself, as a data URI.
+        uri: The image itself, as a data URI; empty if it cannot be shown.
         label: Its true label, counted from 1.
         answer: The predicted label after adaptation; None for support images.
     """
@@ -106,19 +103,17 @@ def _pictures(
     truth = episode.query.y[0]
     answers = [out[0].argmax(-1) for out in opened.system.predict(episode).outputs]
     order = torch.argsort(episode.support.y[0], stable=True)[:MAX_SUPPORT]
+    image = Thumbnails(source, opened.config.data)
     return PictureSample(
         number=number,
         domain=source.domains[int(ids.domain[0])],
         classes=[source.index.class_names[c] for c in ids.classes[0].tolist()],
         support=[
-            Picture(picture_uri(episode.support.x[0, i]), int(episode.support.y[0, i]) + 1)
-            for i in order
+            Picture(image(int(ids.support[0, i])), int(episode.support.y[0, i]) + 1) for i in order
         ],
         query=[
-            Picture(picture_uri(x), int(y) + 1, int(a) + 1)
-            for x, y, a in list(zip(episode.query.x[0], truth, answers[-1], strict=True))[
-                :MAX_QUERY
-            ]
+            Picture(image(int(i)), int(y) + 1, int(a) + 1)
+            for i, y, a in list(zip(ids.query[0], truth, answers[-1], strict=True))[:MAX_QUERY]
         ],
         queries=len(truth),
         right=[int((answer == truth).sum()) for answer in answers],
@@ -158,14 +153,3 @@ def _recalled(probe: Probe | None, number: int) -> list[Recalled]:
     weights, slots = probe.weights[number].topk(min(3, probe.weights.shape[1]))
     found = zip(slots.tolist(), weights.tolist(), strict=True)
     return [Recalled(slot, weight) for slot, weight in found if weight >= 0.005]
-
-
-def picture_uri(picture: Float[Tensor, "c h w"]) -> str:
-    """Turn an image in [0, 1] into a PNG data URI, shrunk if it is large."""
-    pixels = (picture.detach().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    if max(image.size) > _SIDE:
-        image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

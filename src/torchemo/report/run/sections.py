@@ -136,7 +136,9 @@ def result(found: Result, *, order: int) -> ResultSection:
 def _skipped(found: Result) -> str | None:
     if found.recalled is None or found.recalled == 1:
         return None
-    return f"{100 * (1 - found.recalled):.1f} % of the tasks skip recall."
+    by = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.skips.items())
+    where = f" ({by})" if len(found.skips) > 1 else ""
+    return f"{100 * (1 - found.recalled):.1f} % of the tasks skip recall{where}."
 
 
 def _result_figures(
