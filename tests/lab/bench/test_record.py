@@ -14,7 +14,7 @@ from torchemo.lab.bench.plan import PLANS, Case
 from torchemo.lab.bench.process import MEASUREMENTS, in_fresh_process, measure_here
 from torchemo.lab.bench.tables import percent, ratio, seconds, tables
 
-TINY = {"size": 16, "filters": 2, "tasks": 1, "steps": 1, "n_query": 1, "n_way": 2}
+TINY = {"size": 16, "filters": 3, "tasks": 1, "steps": 1, "n_query": 1, "n_way": 2}
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -36,6 +36,8 @@ def test_slots_of_offsets_are_recalled_while_they_are_timed(monkeypatch):
 
     opened = []
     real = cost.open_experiment
-    monkeypatch.setattr(cost, "open_experiment", lambda c: opened.append(real(c)) or opened[-1])
+    monkeypatch.setattr(
+        cost, "open_experiment", lambda c, **k: opened.append(real(c, **k)) or opened[-1]
+    )
     cost_of("maml-offsets-joint")
     assert len(opened[0].trainer.memory.store) > 0

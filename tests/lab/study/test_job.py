@@ -9,9 +9,9 @@ from tests.lab.study.conftest import CELLS, tiny_study
 from torchemo.config.toml import dumps
 from torchemo.core.errors import DataError, Diverged
 from torchemo.lab.study import job as job_module
+from torchemo.lab.study.engines.crew import Here
 from torchemo.lab.study.entry import Cell, Contrast
 from torchemo.lab.study.job import Job, is_done, work
-from torchemo.lab.study.pool import Crew
 from torchemo.lab.study.run import StudyRun, Watch
 
 
@@ -190,5 +190,4 @@ def test_a_job_that_is_done_is_known_by_its_files(tmp_path):
 
 
 def test_a_crew_of_one_does_its_jobs_in_this_process():
-    with Crew(1) as crew:
-        assert crew.do([]) == []
+    assert Here().do([]) == []

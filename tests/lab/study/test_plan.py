@@ -15,11 +15,11 @@ from torchemo.lab.study.catalogue import ENTRIES, entry_of
 from torchemo.lab.study.controls import CONTROLS, control_options
 from torchemo.lab.study.entry import MIXED, REPAIRED
 from torchemo.lab.study.paper.cells import MIXED_OPTIONS, REPAIRED_OPTIONS
-from torchemo.lab.study.paper.t7_to_t9 import TRAINED_LONGER
+from torchemo.lab.study.paper.t7_to_t8 import TRAINED_LONGER
 from torchemo.lab.study.plan import SCHEMA, minutes, plan, run_id
 from torchemo.lab.study.records import read_result
 from torchemo.lab.study.run import StudyRun
-from torchemo.lab.study.scales import FOUR, SCALES, SEEN, scale_of
+from torchemo.lab.study.scales import FOUR, ONCE, SCALES, SEEN, scale_of
 from torchemo.runs.experiment import complete, reduced
 
 
@@ -41,7 +41,7 @@ def test_there_is_an_entry_for_every_table_and_figure():
 
 def test_controls_may_be_of_some_cells_alone():
     def controlled(**options):
-        study = plan(ENTRIES["T1"], SCALES["cpu/pictures"], **options)
+        study = plan(ENTRIES["T1"], SCALES["cpu/images"], **options)
         return {cell.name.split("/")[0] for cell in study.cells if cell.role == "control"}
 
     assert controlled() > {"maml-offsets", "anil-offsets", "meta-sgd-offsets"}
@@ -72,7 +72,7 @@ def test_every_cell_resolves_and_every_contrast_speaks_of_cells_that_exist(name,
     for contrast in ENTRIES[name].contrasts(SCALES[where]):
         assert {contrast.cell, contrast.against} <= everything
     for cell in study.available:
-        assert {*cell.tests, cell.world} - {SEEN} <= set(SCALES[where].worlds)
+        assert {*cell.tests, cell.world} - {SEEN, ONCE} <= set(SCALES[where].worlds)
         for rates in study.grid(cell):
             assert isinstance(study.config(cell, {}, rates=rates, seed=3), RunConfig)
     if where.startswith("cpu"):
@@ -84,8 +84,8 @@ def test_every_cell_with_memory_is_set_against_all_of_its_controls(name):
     study = plan(ENTRIES[name], SCALES[ENTRIES[name].scales[0]])
     drawn = {(c.cell, c.against) for c in study.contrasts}
     for cell in study.available:
-        if cell.role != "memory":
-            continue
+        if cell.role != "memory" or cell.visits is not None:
+            continue  # tasks that come back have controls of their own
         wanted = {"no-memory", "random-retrieval", "random-gradients"}
         if study.config(cell, {}).memory.name == "offsets":
             wanted.add("one-slot")
@@ -94,7 +94,7 @@ def test_every_cell_with_memory_is_set_against_all_of_its_controls(name):
 
 def test_controls_are_also_set_against_the_learner_without_memory():
     study = plan(
-        ENTRIES["T1"], SCALES["cpu/pictures"], chosen=("maml", "maml-offsets", "maml longer")
+        ENTRIES["T1"], SCALES["cpu/images"], chosen=("maml", "maml-offsets", "maml longer")
     )
     drawn = [(c.cell, c.against, c.expect) for c in study.contrasts if c.against == "maml"]
     assert ("maml-offsets/one-slot", "maml", "shown") in drawn
@@ -117,7 +117,7 @@ def test_a_control_changes_one_thing_and_takes_the_rates_of_its_cell():
 
 
 def test_variants_that_change_offsets_take_their_rates_and_so_do_their_controls():
-    study = plan(entry_of("R1"), scale_of("cpu", "pictures"), chosen=("scales and shifts",))
+    study = plan(entry_of("R1"), scale_of("cpu", "images"), chosen=("scales and shifts",))
     names = [cell.name for cell in study.cells]
     assert names[:3] == ["maml", "offsets", "scales and shifts"]
     assert "scales and shifts/one-slot" in names
@@ -144,7 +144,7 @@ def test_without_memory_the_learner_has_all_the_outer_steps():
 
 
 def test_options_of_a_scale_and_rates_apply_where_the_parts_of_a_cell_have_them():
-    scale = SCALES["smoke/pictures"]
+    scale = SCALES["smoke/images"]
     scale = replace(scale, options=(*scale.options, "model.hidden=[3]", "learner.anneal=9"))
     study = plan(ENTRIES["T7"], scale, controls=False)
     found = {c.name: study.config(c, {}, rates=study.grid(c)[1]) for c in study.available}
@@ -265,7 +265,7 @@ def test_a_preset_that_does_not_exist_makes_a_cell_unavailable_and_not_an_error(
 
 @pytest.mark.parametrize("learner", ["arml", "hsml", "tsa-maml"])
 def test_at_the_scale_of_the_paper_learners_have_their_published_sizes(learner):
-    study = plan(entry_of("T7"), scale_of("paper", "pictures"), controls=False)
+    study = plan(entry_of("T7"), scale_of("paper", "images"), controls=False)
     full = complete(preset(f"{learner}-published"))
     cells = [cell for cell in study.available if parts_of(cell.preset)[0] == learner]
     assert len(cells) >= 4
@@ -280,8 +280,8 @@ def test_at_the_scale_of_the_paper_learners_have_their_published_sizes(learner):
             assert found.outer.schedule == full.outer.schedule == "cosine"
 
 
-def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_textures():
-    study = plan(entry_of("T7"), scale_of("cpu", "pictures"), controls=False)
+def test_on_images_the_family_takes_the_rates_of_maml_and_is_tested_on_textures():
+    study = plan(entry_of("T7"), scale_of("cpu", "images"), controls=False)
     choosing = {cell.name for cell in study.cells if cell.of is None}
     assert choosing == {"maml", "anil", "meta-sgd"}
     assert {study.chooser(cell).name for cell in study.cells} == choosing
@@ -296,10 +296,10 @@ def test_on_pictures_the_family_takes_the_rates_of_maml_and_is_tested_on_texture
     assert ("maml-offsets on surfaces longer", "maml on surfaces longer") in pairs
 
 
-def test_on_pictures_offsets_take_the_rates_of_their_base_and_the_papers_memory_its_own():
-    pictures, points = scale_of("cpu", "pictures"), scale_of("cpu", "regression")
+def test_on_images_offsets_take_the_rates_of_their_base_and_the_papers_memory_its_own():
+    images, points = scale_of("cpu", "images"), scale_of("cpu", "regression")
     for entry in ("T1", "T2", "F2"):
-        of = {cell.name: cell.of for cell in plan(entry_of(entry), pictures, controls=False).cells}
+        of = {cell.name: cell.of for cell in plan(entry_of(entry), images, controls=False).cells}
         assert of["maml-offsets"] == "maml"
         assert of["maml-emo-mixed"] is None
         of = {cell.name: cell.of for cell in plan(entry_of(entry), points, controls=False).cells}
@@ -307,7 +307,7 @@ def test_on_pictures_offsets_take_the_rates_of_their_base_and_the_papers_memory_
 
 
 @pytest.mark.parametrize("name", ["F3", "F7", "T4"])
-@pytest.mark.parametrize("where", ["cpu/pictures", "cpu/regression", "paper/pictures"])
+@pytest.mark.parametrize("where", ["cpu/images", "cpu/regression", "paper/images"])
 def test_sizes_and_controllers_take_the_rates_of_what_the_preset_has(name, where):
     study = plan(ENTRIES[name], SCALES[where], controls=False)
     for cell in study.cells:
@@ -345,7 +345,7 @@ def test_three_variants_are_swept_and_speak_for_the_same_claim():
 
 
 @pytest.mark.parametrize(
-    ("name", "tasks"), [("R2", "pictures"), ("R2", "regression"), ("R3", "pictures")]
+    ("name", "tasks"), [("R2", "images"), ("R2", "regression"), ("R3", "images")]
 )
 def test_fresh_seeds_take_the_rates_that_t1_chose(name, tasks):
     recorded = read_result(ROOT / "studies" / f"T1-cpu-{tasks}.json")["cells"]
@@ -356,7 +356,7 @@ def test_fresh_seeds_take_the_rates_that_t1_chose(name, tasks):
 
 def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_others(tmp_path):
     first, second, usual = (
-        plan(ENTRIES[name], SCALES["cpu/pictures"], controls=False) for name in ("R2", "R3", "T1")
+        plan(ENTRIES[name], SCALES["cpu/images"], controls=False) for name in ("R2", "R3", "T1")
     )
     assert [len(study.seeds) for study in (first, second)] == [5, 5]
     assert len({*first.seeds, *second.seeds, *usual.seeds}) == 13
@@ -371,7 +371,7 @@ def test_fresh_seeds_tune_nothing_and_share_neither_runs_nor_test_tasks_with_oth
 
 
 def test_one_step_is_tuned_alike_with_and_without_memory_on_seeds_of_its_own():
-    for tasks in ("pictures", "regression"):
+    for tasks in ("images", "regression"):
         study = plan(ENTRIES["R4"], scale_of("cpu", tasks), controls=False)
         cells = {cell.name: cell for cell in study.cells}
         for learner in ("maml", "anil", "meta-sgd"):
@@ -393,7 +393,7 @@ def test_one_step_is_tuned_alike_with_and_without_memory_on_seeds_of_its_own():
 
 
 def test_a_network_for_one_set_is_tested_on_the_tasks_that_the_mixed_one_is_tested_on():
-    study = plan(ENTRIES["R5"], SCALES["cpu/pictures"], controls=False)
+    study = plan(ENTRIES["R5"], SCALES["cpu/images"], controls=False)
     cells = {cell.name: cell for cell in study.cells}
     alone = [c for c in study.contrasts if c.cell.startswith("anil on ")]
     assert [c.test for c in alone] == list(FOUR)
@@ -409,21 +409,21 @@ def test_a_network_for_one_set_is_tested_on_the_tasks_that_the_mixed_one_is_test
 
 def test_ways_out_of_random_labels_are_tried_where_there_are_labels():
     where = {"aligned", "proto-maml", "proto-maml gates"}
-    curves, pictures = (
+    curves, images = (
         {c.name: c for c in plan(ENTRIES["R1"], SCALES[name], controls=False).cells}
-        for name in ("cpu/regression", "cpu/pictures")
+        for name in ("cpu/regression", "cpu/images")
     )
     assert not where & set(curves)
-    assert [pictures[name].of for name in sorted(where)] == ["maml"] * 3
-    study = plan(ENTRIES["R1"], SCALES["cpu/pictures"], controls=False)
-    chosen = {name: study.config(pictures[name], {}).memory for name in (*where, "gates")}
+    assert [images[name].of for name in sorted(where)] == ["maml"] * 3
+    study = plan(ENTRIES["R1"], SCALES["cpu/images"], controls=False)
+    chosen = {name: study.config(images[name], {}).memory for name in (*where, "gates")}
     assert chosen["aligned"] == chosen["gates"].set(head_align="hungarian")
     # Of its head nothing is remembered.
     assert chosen["proto-maml gates"].options["head_align"] == "drop"
     assert chosen["proto-maml"].name == "none"
 
 
-@pytest.mark.parametrize(("where", "rates"), [("cpu/regression", "maml"), ("paper/pictures", None)])
+@pytest.mark.parametrize(("where", "rates"), [("cpu/regression", "maml"), ("paper/images", None)])
 def test_the_slow_transformer_takes_the_rates_of_its_learner_but_at_the_scale_of_the_paper(
     where, rates
 ):
@@ -433,11 +433,11 @@ def test_the_slow_transformer_takes_the_rates_of_its_learner_but_at_the_scale_of
 
 
 def test_sets_beside_the_papers_take_the_rates_chosen_on_the_papers_where_a_grid_takes_hours():
-    pictures = plan(ENTRIES["T1"], SCALES["cpu/pictures"], controls=False)
-    cells = {cell.name: cell for cell in pictures.cells}
+    images = plan(ENTRIES["T1"], SCALES["cpu/images"], controls=False)
+    cells = {cell.name: cell for cell in images.cells}
     for world in ("diverse", "omniglot"):
         for kind in ("", "-offsets"):
-            assert pictures.chooser(cells[f"anil{kind} on {world}"]) == cells["anil"]
+            assert images.chooser(cells[f"anil{kind} on {world}"]) == cells["anil"]
     curves = plan(ENTRIES["T1"], SCALES["cpu/regression"], controls=False)
     cells = {cell.name: cell for cell in curves.cells}
     assert curves.chooser(cells["anil on surfaces"]) == cells["anil on surfaces"]
@@ -451,14 +451,14 @@ def test_only_the_third_study_of_ours_lets_tasks_skip_recall_as_the_preset_does(
             if cell.role == "memory"
         }
         for name in ("T1", "R2", "R3")
-        for study in [plan(ENTRIES[name], SCALES["cpu/pictures"], controls=False)]
+        for study in [plan(ENTRIES[name], SCALES["cpu/images"], controls=False)]
     }
     assert set(shares["T1"].values()) == set(shares["R2"].values()) == {None}
     assert set(shares["R3"].values()) == {preset("maml-offsets").memory.options["skip_unfamiliar"]}
 
 
 def test_slots_that_pass_validation_are_set_against_the_learner_of_both_lengths():
-    study = plan(ENTRIES["R6"], SCALES["cpu/pictures"], controls=False)
+    study = plan(ENTRIES["R6"], SCALES["cpu/images"], controls=False)
     cells = {cell.name: study.config(cell, {}) for cell in study.cells}
     ours, longer, shorter = (cells[name] for name in ("anil-offsets", "anil", "anil shorter"))
     assert ours.train.steps == longer.train.steps == 4 * shorter.train.steps
@@ -480,7 +480,7 @@ def test_fresh_tests_share_no_seed_with_any_other_study(name):
 
 
 def test_slots_that_train_after_the_learner_are_the_preset_and_others_train_together_with_it():
-    study = plan(ENTRIES["R7"], SCALES["cpu/pictures"], controls=False)
+    study = plan(ENTRIES["R7"], SCALES["cpu/images"], controls=False)
     for cell in study.cells:
         if cell.role != "memory":
             continue
@@ -492,12 +492,12 @@ def test_slots_that_train_after_the_learner_are_the_preset_and_others_train_toge
         assert alike == reduced(known).memory
         assert ours.train.validation_tasks == known.train.validation_tasks
     for name in ("T1", "R3", "R6"):
-        study = plan(ENTRIES[name], SCALES["cpu/pictures"])
+        study = plan(ENTRIES[name], SCALES["cpu/images"])
         assert all(study.config(c, {}).memory_steps is None for c in study.cells)
 
 
 def test_slots_that_train_after_the_learner_leave_the_learner_as_it_is_without_memory():
-    study = plan(ENTRIES["R7"], SCALES["cpu/pictures"])
+    study = plan(ENTRIES["R7"], SCALES["cpu/images"])
     configs = {cell.name: study.config(cell, {}) for cell in study.cells}
     for learner in ("maml", "anil", "meta-sgd"):
         alone, ours = configs[learner], configs[f"{learner}-offsets"]
@@ -512,12 +512,12 @@ def test_slots_that_train_after_the_learner_leave_the_learner_as_it_is_without_m
 
 
 def test_learners_of_one_set_take_the_rates_of_all_four_but_at_the_scale_of_the_paper():
-    for where in ("cpu/pictures", "cpu/regression"):
+    for where in ("cpu/images", "cpu/regression"):
         cells = plan(ENTRIES["F5"], SCALES[where], controls=False).cells
         for kind in ("", "-offsets", "-emo-mixed"):
             apart = [c for c in cells if c.name.startswith(f"maml{kind} on ") and c.world in FOUR]
             assert [c.of for c in apart] == [f"maml{kind}"] * 4
-    whole = plan(ENTRIES["F5"], SCALES["paper/pictures"], controls=False)
+    whole = plan(ENTRIES["F5"], SCALES["paper/images"], controls=False)
     assert {cell.of for cell in whole.cells} == {None}
     assert {cell.world for cell in whole.cells} == set(FOUR)
 
@@ -543,7 +543,7 @@ def test_a_learner_whose_rates_mean_something_else_has_a_grid_of_its_own(preset,
 
 
 def test_in_equal_time_every_method_has_as_many_cpu_seconds_as_maml():
-    scale = scale_of("cpu", "pictures")
+    scale = scale_of("cpu", "images")
     study = plan(entry_of("T7"), scale, controls=False)
     cells = [cell for cell in study.cells if cell.name.endswith("in equal time")]
     methods = {cell.name.removesuffix(" in equal time"): cell for cell in cells}

@@ -10,10 +10,11 @@ import pytest
 
 from tests.apps.cli.conftest import COMMAND
 from tests.lab.study.conftest import CELLS, tiny_study
-from torchemo.lab.study.job import is_done
-from torchemo.lab.study.pool import Crew
+from torchemo.lab.study.engines.crew import Crew
+from torchemo.lab.study.engines.local import Local
 from torchemo.lab.study.run import StudyRun
 from torchemo.runs.events import read
+from torchemo.runs.storage.heartbeat import read_note
 
 pytestmark = pytest.mark.faults
 
@@ -29,26 +30,33 @@ def jobs_of(tmp_path, steps):
     return run._grid_jobs(CELLS[0])
 
 
-def test_a_worker_that_is_killed_fails_its_job_alone_and_the_job_goes_on_later(tmp_path):
+def do(jobs, folder, **how):
+    with Local() as engine:
+        return {e.run: e for e in Crew(engine, most=2, folder=folder).do(jobs, **how)}
+
+
+def worker_of(job, folder):
+    """Return the process that does a job, as its heartbeat says."""
+    (beat,) = (folder / "jobs").glob(f"{job.run}-*")
+    return read_note(beat).pid
+
+
+def test_a_worker_that_is_killed_costs_its_own_job_alone_and_another_continues_it(tmp_path):
     victim, other = jobs_of(tmp_path / "a", 400)[0], jobs_of(tmp_path / "b", 3)[1]
-    killed = []
-    with Crew(2) as crew:
+    killed, said = [], []
 
-        def kill(run, step):
-            if run == victim.run and not killed and list(victim.root.glob("checkpoints/step-*")):
-                worker = crew._staff[0]  # it was given the first job
-                killed.append(worker.process.pid)
-                os.kill(worker.process.pid, signal.SIGKILL)
+    def kill(run, step):
+        if run == victim.run and not killed and list(victim.root.glob("checkpoints/step-*")):
+            killed.append(worker_of(victim, tmp_path))
+            os.kill(killed[0], signal.SIGKILL)
 
-        ended = {end.run: end for end in crew.do([victim, other], on_step=kill)}
-    assert ended[victim.run].how == "failed"
-    assert ended[victim.run].why == "its process died"
-    assert ended[other.run].how == "done"
-    assert not is_done(victim)
-    with Crew(1) as crew:
-        assert crew.do([victim])[0].how == "done"
+    ended = do([victim, other], tmp_path, on_step=kill, on_note=said.append)
+    assert killed
+    assert {end.how for end in ended.values()} == {"done"}
+    assert said == [f"run {victim.run} was lost: its process died; another worker continues it"]
     steps = [e["step"] for e in read(victim.root / "events.jsonl") if e["event"] == "step"]
     assert steps == list(range(1, 401))
+    assert not list((tmp_path / "jobs").iterdir())
 
 
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

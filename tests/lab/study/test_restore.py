@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +114,25 @@ def test_new_cells_are_set_against_recorded_ones(recorded, elsewhere, monkeypatc
     )
 
 
+def test_a_recorded_learner_is_the_control_without_memory_of_a_new_cell(
+    recorded, elsewhere, run_tiny, tmp_path, monkeypatch
+):
+    run, _ = run_tiny(cells=CELLS[:1], contrasts=())
+    alone = record(run.folder, tmp_path / "alone")[0]
+    bring_back(elsewhere(cells=CELLS[:1], contrasts=()), alone)
+    trained = []
+
+    def train(root, *given, **named):
+        trained.append(root.name)
+        return SimpleNamespace(ended="stopped")
+
+    monkeypatch.setattr(job_module, "train_run", train)
+    assert elsewhere().run() is None
+    known = {one["id"] for cell in read_result(alone)["cells"] for one in cell["runs"]}
+    assert trained
+    assert not known & set(trained)
+
+
 def test_a_cell_whose_configuration_changed_is_left_and_says_so(recorded, elsewhere):
     _, _, path = recorded
     changed = (CELLS[0], replace(CELLS[1], options=("memory.k=2",)))
@@ -131,11 +151,13 @@ KEPT = sorted((ROOT / "studies").glob("*-cpu-*.json"))
 def test_runs_are_still_named_as_they_were_recorded(path, tmp_path, monkeypatch):
     """Options may be added; a default may not change, or what was recorded is of other runs."""
 
-    def places(names, *, out, image_size, **other):
-        return {
-            n: n if n.startswith("regression:") else str(packed_place(n, out, image_size))
-            for n in names
-        }
+    def places(names, *, out, image_size, packed, **other):
+        def place(name):
+            if not packed:  # used as it lies there
+                return out / f"{name.partition('#')[0]}.zip"
+            return packed_place(name, out, image_size)
+
+        return {n: n if n.startswith("regression:") else str(place(n)) for n in names}
 
     monkeypatch.setattr(run_module, "prepare", places)  # names of runs need no images
     kept = read_result(path)

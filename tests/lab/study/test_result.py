@@ -149,11 +149,11 @@ def test_a_record_with_more_cells_or_seeds_is_not_lost_by_mistake(tmp_path):
 
 
 def test_a_record_of_costs_has_no_scores_beside_it(tmp_path):
-    folder = tmp_path / "T6-cpu-pictures"
-    write_json(folder / "result.json", a_result(entry="T6", tasks="pictures"))
+    folder = tmp_path / "T6-cpu-images"
+    write_json(folder / "result.json", a_result(entry="T6", tasks="images"))
     save_scores(folder / "scores.npz", {})
-    assert [p.name for p in record(folder, tmp_path / "kept")] == ["T6-cpu-pictures.json"]
-    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["T6-cpu-pictures.json"]
+    assert [p.name for p in record(folder, tmp_path / "kept")] == ["T6-cpu-images.json"]
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["T6-cpu-images.json"]
 
 
 def test_results_are_found_by_entry_scale_and_tasks(tmp_path):
@@ -161,7 +161,7 @@ def test_results_are_found_by_entry_scale_and_tasks(tmp_path):
         write_json(tmp_path / f"T1-{scale}-regression" / "result.json", a_result(scale=scale))
     assert len(read_results(tmp_path, "T1")) == 2
     assert [r["scale"] for r in read_results(tmp_path, "T1", scale="cpu")] == ["cpu"]
-    assert read_results(tmp_path, "T1", tasks="pictures") == []
+    assert read_results(tmp_path, "T1", tasks="images") == []
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "3", json.dumps({"entry": "T1"}), "{"])

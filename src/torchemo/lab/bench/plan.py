@@ -1,8 +1,11 @@
 """What `torchemo bench` measures: the cases of each sub-command, in full and quick."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import util
 from typing import Any, NamedTuple
+
+from torchemo.lab.bench.sizes import Asked
 
 SMALL = {"size": 16, "filters": 8, "tasks": 2, "steps": 2, "n_query": 2}
 """Work of a quick look."""
@@ -225,6 +228,12 @@ def growth_plan(*, quick: bool) -> dict[str, Case]:
     work = {"size": 28, "tasks": 2, "steps": 1, "n_query": 1, "n_way": 2}
     steps = 20 if quick else 10_000
     return {"2 workers": Case("growth", {"work": work, "steps": steps, "workers": 2})}
+
+
+def simulation_plan(wanted: Asked) -> dict[str, Case]:
+    """One memory of any size, without a learner."""
+    name = f"{wanted.slots:,} slots, {wanted.value:,} bytes, {wanted.index}"
+    return {name: Case("simulation", asdict(wanted), keep=False)}
 
 
 PLANS: Mapping[str, Callable[..., dict[str, Case]]] = {

@@ -22,6 +22,7 @@ MEASUREMENTS = {
     "verbs": "torchemo.lab.bench.measures.memory:verbs",
     "search": "torchemo.lab.bench.measures.scale:search",
     "mapped": "torchemo.lab.bench.measures.scale:mapped",
+    "simulation": "torchemo.lab.bench.measures.simulation:simulate",
     "data": "torchemo.lab.bench.measures.data:measure",
     "sampling": "torchemo.lab.bench.measures.packed:sampling",
     "packing": "torchemo.lab.bench.measures.packed:packing",

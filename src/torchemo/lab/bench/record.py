@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 from torchemo.core.errors import ConfigError
 from torchemo.lab.bench.measures.peers import installed, missing
-from torchemo.lab.bench.plan import PLANS, Case
+from torchemo.lab.bench.plan import PLANS, Case, simulation_plan
 from torchemo.lab.bench.process import in_fresh_process
+from torchemo.lab.bench.sizes import Asked
 from torchemo.runs.environment import environment
 
 Record: TypeAlias = dict[str, Any]
+SIMULATION = "torchemo bench memory --slots"
 
 
 def measure_all(
@@ -51,6 +53,39 @@ def measure_all(
         "peers": {"installed": installed(), "left_out": missing()},
         "cases": cases,
     }
+
+
+def simulate(
+    wanted: Asked,
+    *,
+    earlier: Record | None = None,
+    on_case: Callable[[str], None] = lambda name: None,
+) -> Record:
+    """Simulate one large memory; cases of an earlier record stay beside it, each with its environment."""
+    old = {} if earlier is None else _simulations(earlier)
+    cases = dict(old)
+    for name, case in simulation_plan(wanted).items():
+        on_case(name)
+        where = {"environment": {**environment(), "load": _load()}}
+        # The folder is a place on this machine.
+        request = {n: v for n, v in case.request.items() if n != "folder"}
+        cases[name] = {**_measured(case), "request": request, **where}
+    return {
+        "what": SIMULATION,
+        "environment": environment(),
+        "peers": {"left_out": {}},
+        "cases": cases,
+    }
+
+
+def _simulations(record: Record) -> Record:
+    if record.get("what") != SIMULATION:
+        raise ConfigError(
+            f"the record that is there is of {record.get('what')}, not of {SIMULATION}.",
+            hint="Write to another file.",
+        )
+    found: Record = record["cases"]
+    return found
 
 
 def _matching(plan: Mapping[str, Case], chosen: Sequence[str], *, what: str) -> list[str]:

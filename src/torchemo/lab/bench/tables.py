@@ -65,6 +65,7 @@ def _each(cases: Mapping[str, Any]) -> Iterator[Table]:
         "verbs": _verbs,
         "search": _search,
         "mapped": _mapped,
+        "simulation": _simulation,
         "data": _data,
         "sampling": _sampling,
         "packing": _packing,
@@ -209,6 +210,42 @@ def _mapped(name: str, case: Mapping[str, Any]) -> Table:
         ["read 20 slots", seconds(case["read_20_slots"])],
     ]
     return Table(name, ["what", "measured"], rows)
+
+
+def _simulation(name: str, case: Mapping[str, Any]) -> Table:
+    rows = [
+        ["recall@20 against exact search, 100 queries", f"{case['recall_at_20']:.3f}"],
+        *(
+            [f"recall of a task and its 20 values, {kind}", _ends(case[kind]["recall"])]
+            for kind in ("fifo", "clock")
+        ),
+        ["the same, values not in the system's cache", _ends(case["cold"])],
+        ["search alone", _ends(case["search"])],
+        *(
+            [f"write of a task, {kind}", _ends(case[kind]["write_of_a_task"])]
+            for kind in ("fifo", "clock")
+        ),
+        ["resident memory at the end and at most, MB", _two(case, "resident_mb", "peak_mb")],
+        ["disk, MB", f"{case['disk_mb']:,.0f}"],
+        ["filling it, s", f"{case['fill_seconds']:,.0f}"],
+        ["keeping a version, s", f"{case['snapshot_seconds']:.2f}"],
+    ]
+    return Table(f"simulation: {name}", ["what", "median (95th percentile)"], rows)
+
+
+def _ends(found: Mapping[str, float]) -> str:
+    """Write a median and the 95th percentile.
+
+    Example:
+        >>> _ends({"median": 0.0123, "p95": 0.02})
+        '12.3 ms (20.0)'
+    """
+    unit, scale = ("ms", 1e3) if found["median"] >= 1e-3 else ("µs", 1e6)
+    return f"{_three(scale * found['median'])} {unit} ({_three(scale * found['p95'])})"
+
+
+def _two(case: Mapping[str, Any], *names: str) -> str:
+    return ", ".join(f"{case[name]:,.0f}" for name in names)
 
 
 def _data(name: str, case: Mapping[str, Any]) -> Table:

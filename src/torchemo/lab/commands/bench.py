@@ -3,11 +3,12 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import tyro
 
-from torchemo.report.terminal import print_json, print_table
+from torchemo.core.errors import ConfigError
+from torchemo.report.terminal import print_json, print_table, say
 
 
 @final
@@ -35,6 +36,14 @@ class BenchCommand:
             help="Only cases with such names, such as 'peak*'; the others in the file of --out stay.",
         ),
     ] = ()
+    slots: str | None = None
+    """bench memory: simulate a memory of so many slots instead, such as 1e6."""
+    value: str = "1kB"
+    """Size of a value in such a simulation."""
+    index: str = "ivfpq"
+    """How its keys are searched: exact, approximate or ivfpq."""
+    folder: Path | None = None
+    """Where it makes its files, which are deleted afterwards; the system's temporary folder by default."""
     out: Path | None = None
     """Write the record, with its environment, to this file."""
     json: bool = False
@@ -42,14 +51,31 @@ class BenchCommand:
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.lab.bench.record import measure_all, read, write
-        from torchemo.lab.bench.tables import tables
+        from torchemo.lab.bench.record import measure_all, read
 
+        if self.slots is not None:
+            return self._simulate(self.slots)
         there = self.cases and self.out is not None and self.out.is_file()
         earlier = read(self.out) if there and self.out is not None else None
         record = measure_all(
             self.what, quick=self.quick, chosen=self.cases, earlier=earlier, on_case=_tell
         )
+        return self._told(record)
+
+    def _simulate(self, slots: str) -> int:
+        from torchemo.lab.bench.record import read, simulate
+        from torchemo.lab.bench.sizes import asked
+
+        if self.what != "memory":
+            raise ConfigError(f"--slots is for bench memory, got bench {self.what}.")
+        wanted = asked(slots, self.value, self.index, self.folder)
+        earlier = read(self.out) if self.out is not None and self.out.is_file() else None
+        return self._told(simulate(wanted, earlier=earlier, on_case=_tell))
+
+    def _told(self, record: dict[str, Any]) -> int:
+        from torchemo.lab.bench.record import write
+        from torchemo.lab.bench.tables import tables
+
         if self.out is not None:
             write(record, self.out)
         if self.json:
@@ -58,9 +84,9 @@ class BenchCommand:
         for table in tables(record):
             print_table(table.title, table.columns, table.rows)
         for peer, reason in record["peers"]["left_out"].items():
-            print(f"left out: {peer} ({reason})")
+            say(f"left out: {peer} ({reason})")
         return 0
 
 
 def _tell(case: str) -> None:
-    print(case, file=sys.stderr, flush=True)
+    say(case, file=sys.stderr)

@@ -1,6 +1,7 @@
 """``torchemo study``: the paper's tables and figures, run and shown."""
 
 import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.core.errors import ConfigError, DataError
-from torchemo.report.terminal import print_json, print_table
+from torchemo.lab.commands.study_engine import Carried
+from torchemo.lab.study.scales import TASKS, scale_of, tasks_of
+from torchemo.report.terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
+    from torchemo.lab.study.engines.engine import Engine
+    from torchemo.lab.study.entry import Entry
     from torchemo.lab.study.job import Ended
     from torchemo.lab.study.plan import Study
     from torchemo.lab.study.run import StudyRun
@@ -20,6 +25,44 @@ OUT = Path("runs/studies")
 RECORDS = Path("studies")
 
 Name: TypeAlias = Annotated[str, tyro.conf.arg(metavar="NAME")]
+Names: TypeAlias = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+Patterns: TypeAlias = Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")]
+ScaleName: TypeAlias = Literal["smoke", "cpu", "paper"]
+TasksName: TypeAlias = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(TASKS)}}}",
+        instance_from_str=lambda words: tasks_of(words[0]),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    ),
+]
+"""Kind of tasks; the word for images that older commands have is understood too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Studies:
+    """What the commands ask that deal with named studies at one scale."""
+
+    names: tyro.conf.Positional[Names]
+    """T1 .. T9, F1 .. F7; R, P and L are our own; several share the runs they have in common."""
+    scale: ScaleName = "cpu"
+    """smoke: seconds. cpu: hours on two cores. paper: the published sizes."""
+    tasks: TasksName = "images"
+    """Kind of tasks."""
+    out: Path = OUT
+    """Folder of all studies."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def entries(self, action: str) -> list["Entry"]:
+        """Return the named studies; refuse unknown names, and none."""
+        from torchemo.lab.study.catalogue import entry_of
+
+        if not self.names:
+            raise ConfigError(f"study {action} needs a name.", hint="See: torchemo study list")
+        return [entry_of(name) for name in self.names]
 
 
 @final
@@ -34,7 +77,6 @@ class ListStudies:
         """Run the command."""
         from torchemo.lab.study.catalogue import ENTRIES
         from torchemo.lab.study.plan import minutes, plan
-        from torchemo.lab.study.scales import scale_of
 
         found: list[dict[str, Any]] = []
         for entry in ENTRIES.values():
@@ -57,7 +99,7 @@ class ListStudies:
                 one["name"],
                 one["title"],
                 str(max(one["cells"].values())),
-                *(_rounded(one["minutes"].get(f"cpu/{t}")) for t in ("regression", "pictures")),
+                *(_rounded(one["minutes"].get(f"cpu/{t}")) for t in ("regression", "images")),
             ]
             for one in found
         ]
@@ -66,82 +108,70 @@ class ListStudies:
 
 
 @final
-@dataclass(frozen=True)
-class RunStudy:
+@dataclass(frozen=True, kw_only=True)
+class RunStudy(_Studies, Carried):
     """Run a study; what is there is not run again, Ctrl-C saves and the same command resumes."""
 
-    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R7; several share the runs they have in common."""
-    scale: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds. cpu: hours on two cores. paper: the published sizes."""
-    tasks: Literal["pictures", "regression"] = "pictures"
-    """Kind of tasks."""
     data: Path | None = None
     """Folder of image sets; TORCHEMO_DATA by default."""
-    out: Path = OUT
-    """Folder of all studies."""
     seeds: tuple[int, ...] = ()
     """Training seeds; those of the scale by default."""
-    cells: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    cells: Patterns = ()
     """Only cells with such names, such as maml*; their controls go with them."""
     no_controls: bool = False
     """Leave out the controls."""
-    controls_of: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN ...")] = ()
+    controls_of: Patterns = ()
     """Only the controls of cells with such names, or controls with such names: maml-offsets/one-slot."""
-    jobs: int = 2
-    """Runs at a time, each with one thread."""
-    json: bool = False
-    """Print the results as JSON."""
     options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = field(default=())
     """Options of every run whose parts have them, such as train.steps=500."""
 
     def run(self) -> int:
         """Run the command."""
-        _refuse_no_name(self.names, "run")
-        studies = [self._plan(name) for name in self.names]
-        if self.jobs < 1:
-            raise ConfigError(f"--jobs should be 1 or more, got {self.jobs}.")
+        studies = [self._plan(entry) for entry in self.entries("run")]
+        self.at_a_time()  # refused before anything is opened
 
-        from torchemo.lab.commands.study_progress import StudyProgress
-        from torchemo.lab.study.run import StudyRun, Watch
-        from torchemo.runs.signals import GracefulStop
         from torchemo.training.device import task_workers
 
-        task_workers()  # with --jobs 1 the runs are in this process
+        task_workers()  # with --most 1 the runs are in this process
         results, failures = [], 0
-        for study in studies:
-            with GracefulStop() as stop, StudyProgress(study.entry.name) as shown:
-                watch = Watch(
-                    on_plan=shown.plan,
-                    on_step=shown.step,
-                    on_end=shown.end,
-                    on_note=shown.note,
-                    should_stop=lambda stop=stop: stop.requested is not None,  # type: ignore[misc]
-                )
-                run = StudyRun(
-                    study,
-                    self.out,
-                    data=_data(self.data),
-                    workers=self.jobs,
-                    watch=watch,
-                )
-                result = run.run()
-            if result is None:
-                print("saved; resume with the same command.", file=sys.stderr)
-                return stop.exit_code
-            failures += len(run.failures)
-            results.append(result)
-            self._show(result, run.folder, run.failures)
+        with self.engine(self.out) as engine:
+            for study in studies:
+                run, result, code = self._run(study, engine)
+                if result is None:
+                    say("saved; resume with the same command.", file=sys.stderr)
+                    return code
+                failures += len(run.failures)
+                results.append(result)
+                self._show(result, run.folder, run.failures)
         if self.json:
             print_json(results)
         return 1 if failures else 0
 
-    def _plan(self, name: str) -> "Study":
-        from torchemo.lab.study.catalogue import entry_of
-        from torchemo.lab.study.plan import plan
-        from torchemo.lab.study.scales import scale_of
+    def _run(
+        self, study: "Study", engine: "Engine | None"
+    ) -> tuple["StudyRun", dict[str, Any] | None, int]:
+        """Run one study; return it, its result, and the exit code where it was stopped."""
+        from torchemo.lab.commands.study_progress import StudyProgress
+        from torchemo.lab.study.run import StudyRun, Watch
+        from torchemo.runs.signals import GracefulStop
 
-        entry = entry_of(name)
+        with GracefulStop() as stop, StudyProgress(study.entry.name) as shown:
+            watch = Watch(
+                on_plan=shown.plan,
+                on_step=shown.step,
+                on_end=shown.end,
+                on_note=shown.note,
+                should_stop=lambda: stop.requested is not None,
+            )
+            where: dict[str, Any] = {"machine": self.machine, "engine": engine}
+            where |= {"workers": self.at_a_time(), "data": _data(self.data)}
+            run = StudyRun(study, self.out, watch=watch, **where)
+            # A stop file stands for the signal that a scheduler would have sent.
+            return run, run.run(), stop.exit_code or 128 + signal.SIGTERM
+
+    def _plan(self, entry: "Entry") -> "Study":
+        from torchemo.lab.study.plan import plan
+
         where = f"{self.scale}/{self.tasks}"
         if where not in entry.scales:
             raise ConfigError(
@@ -161,9 +191,9 @@ class RunStudy:
     def _show(self, result: dict[str, Any], folder: Path, failures: "list[Ended]") -> None:
         if not self.json:
             _show_tables(result)
-            print(f"{folder}/report.html")
+            say(f"{folder}/report.html")
         for end in failures:
-            print(f"run {end.run} failed: {end.why}", file=sys.stderr)
+            say(f"run {end.run} failed: {end.why}", file=sys.stderr)
 
 
 @final
@@ -172,10 +202,10 @@ class ShowStudy:
     """Show what a study found: its tables beside the paper's numbers."""
 
     name: tyro.conf.Positional[Name]
-    """T1 .. T9, F1 .. F7, R1 .. R7."""
-    scale: Literal["smoke", "cpu", "paper"] | None = None
+    """T1 .. T9, F1 .. F7; R, P and L are our own."""
+    scale: ScaleName | None = None
     """Only this scale."""
-    tasks: Literal["pictures", "regression"] | None = None
+    tasks: TasksName | None = None
     """Only these tasks."""
     out: Path = OUT
     """Folder of all studies."""
@@ -203,72 +233,48 @@ class ShowStudy:
 
 
 @final
-@dataclass(frozen=True)
-class RecordStudy:
+@dataclass(frozen=True, kw_only=True)
+class RecordStudy(_Studies):
     """Keep what studies found with the project, as small files."""
 
-    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R7."""
-    scale: Literal["smoke", "cpu", "paper"] = "cpu"
-    """Which scale."""
-    tasks: Literal["pictures", "regression"] = "pictures"
-    """Which tasks."""
-    out: Path = OUT
-    """Folder of all studies."""
     to: Path = RECORDS
     """Folder of records."""
     replace: bool = False
     """Replace a record also where it has cells or seeds that this result has not."""
-    json: bool = False
-    """Print the paths as JSON."""
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.lab.study.catalogue import entry_of
-        from torchemo.lab.study.records import record
+        from torchemo.lab.study.records import path_of, record
 
-        _refuse_no_name(self.names, "record")
         kept = []
-        for name in self.names:
-            folder = self.out / f"{entry_of(name).name}-{self.scale}-{self.tasks}"
+        for entry in self.entries("record"):
+            folder = path_of(self.out, entry.name, self.scale, self.tasks)
             kept += [str(path) for path in record(folder, self.to, replace=self.replace)]
         if self.json:
             print_json({"records": kept})
         else:
-            print("\n".join(kept))
+            say("\n".join(kept))
         return 0
 
 
 @final
-@dataclass(frozen=True)
-class RestoreStudy:
+@dataclass(frozen=True, kw_only=True)
+class RestoreStudy(_Studies):
     """Bring recorded runs back, so that a study continues from its record without training them again."""
 
-    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]]
-    """T1 .. T9, F1 .. F7, R1 .. R7."""
-    scale: Literal["smoke", "cpu", "paper"] = "cpu"
-    """Which scale."""
-    tasks: Literal["pictures", "regression"] = "pictures"
-    """Which tasks."""
     data: Path | None = None
     """Folder of image sets; TORCHEMO_DATA by default."""
-    out: Path = OUT
-    """Folder of all studies."""
     records: Path = RECORDS
     """Folder of records."""
-    json: bool = False
-    """Print what came back as JSON."""
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.lab.study.catalogue import entry_of
-        from torchemo.lab.study.records import read_result
+        from torchemo.lab.study.records import path_of, read_result
         from torchemo.lab.study.restore import restore
 
-        _refuse_no_name(self.names, "restore")
         found = {}
-        for entry in (entry_of(name).name for name in self.names):
-            path = self.records / f"{entry}-{self.scale}-{self.tasks}.json"
+        for entry in (one.name for one in self.entries("restore")):
+            path = path_of(self.records, entry, self.scale, self.tasks, ".json")
             if not path.is_file():
                 there = ", ".join(sorted(one.stem for one in self.records.glob("*.json")))
                 raise DataError(
@@ -280,9 +286,9 @@ class RestoreStudy:
             print_json({name: one._asdict() for name, one in found.items()})
             return 0
         for name, one in found.items():
-            print(f"{name}: {len(one.cells)} cells came back: {', '.join(one.cells)}")
+            say(f"{name}: {len(one.cells)} cells came back: {', '.join(one.cells)}")
             for cell, why in one.left.items():
-                print(f"{name}: {cell} did not: {why}")
+                say(f"{name}: {cell} did not: {why}")
         return 0
 
     def _now(self, record: dict[str, Any]) -> "StudyRun":
@@ -290,7 +296,6 @@ class RestoreStudy:
         from torchemo.lab.study.catalogue import entry_of
         from torchemo.lab.study.plan import plan
         from torchemo.lab.study.run import StudyRun, Watch
-        from torchemo.lab.study.scales import scale_of
 
         study = plan(
             entry_of(record["entry"]),
@@ -298,20 +303,27 @@ class RestoreStudy:
             seeds=tuple(record["seeds"]),
             options=tuple(record["options"]),
         )
-        note = Watch(on_note=lambda text: print(text, file=sys.stderr, flush=True))
+        note = Watch(on_note=lambda text: say(text, file=sys.stderr))
         return StudyRun(study, self.out, data=_data(self.data), watch=note)
 
 
 @final
 @dataclass(frozen=True)
 class Reproducibility:
-    """Write REPRODUCIBILITY.md: every claim, table and figure beside what was recorded."""
+    """Write docs/reproducibility.md: every claim, table and figure beside what was recorded."""
 
     records: Path = RECORDS
     """Folder of records."""
-    out: Path = Path("REPRODUCIBILITY.md")
+    out: Path = Path("docs/reproducibility.md")
     """The file."""
-    pages: tuple[Path, ...] = (Path("docs/findings.md"), Path("docs/results.md"), Path("README.md"))
+    pages: tuple[Path, ...] = (
+        Path("docs/findings.md"),
+        Path("docs/results.md"),
+        Path("docs/lifelong.md"),
+        Path("docs/pretrained.md"),
+        Path("docs/which-method.md"),
+        Path("README.md"),
+    )
     """Pages whose tables and figures are made anew, where they are there."""
     json: bool = False
     """Print its path as JSON."""
@@ -335,13 +347,8 @@ class Reproducibility:
         if self.json:
             print_json({"reproducibility": str(self.out), "pages": [str(p) for p in written][1:]})
         else:
-            print("\n".join(str(path) for path in written))
+            say("\n".join(str(path) for path in written))
         return 0
-
-
-def _refuse_no_name(names: tuple[str, ...], action: str) -> None:
-    if not names:
-        raise ConfigError(f"study {action} needs a name.", hint="See: torchemo study list")
 
 
 def _data(given: Path | None) -> Path | None:
@@ -352,7 +359,7 @@ def _data(given: Path | None) -> Path | None:
 def _show_tables(result: dict[str, Any]) -> None:
     from torchemo.lab.study.pages.tables import about, tables
 
-    print(f"{result['entry']}: {result['title']}. {about(result)}")
+    say(f"{result['entry']}: {result['title']}. {about(result)}")
     for table in tables(result):
         print_table(table.title, table.columns, table.rows)
 

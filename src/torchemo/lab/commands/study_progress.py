@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from torchemo.lab.study.job import Ended
 
+from torchemo.report.terminal import say
+
 
 @final
 class StudyProgress:
@@ -44,4 +46,4 @@ class StudyProgress:
 
     def note(self, text: str) -> None:
         """Say something."""
-        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        say(f"{self.name}: {text}", file=sys.stderr)

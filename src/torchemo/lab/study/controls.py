@@ -1,10 +1,11 @@
 """The controls that every cell with memory carries: the same run with one thing broken."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from torchemo.config.presets import parts_of
 from torchemo.config.run import RunConfig
-from torchemo.lab.study.entry import Cell, Contrast
+from torchemo.lab.study.entry import Cell, Contrast, versus
 from torchemo.lab.study.scales import SEEN
 from torchemo.memory import MEMORIES
 from torchemo.memory.interface import TaskMemory
@@ -42,6 +43,21 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
     """Return the controls of a cell whose configuration is ``config``; none if that has no memory."""
     if not issubclass(MEMORIES[config.memory.name], TaskMemory):
         return []
+    changes = {name: control_options(name, config) for name in CONTROLS}
+    return [
+        replace(
+            cell,
+            name=f"{cell.name}/{name}",
+            title=f"{cell.title}, {CONTROLS[name]}",
+            role="control",
+            options=(*cell.options, *options),
+            tests=tuple(test for test in cell.tests if test == SEEN),
+            of=cell.name,
+            grid=(),
+        )
+        for name, options in changes.items()
+        if options is not None
+    ]
     found = []
     for name, title in CONTROLS.items():
         options = control_options(name, config)
@@ -58,6 +74,7 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
                     n_shot=cell.n_shot,
                     of=cell.name,
                     variant=cell.variant,
+                    network=cell.network,
                 )
             )
     return found
@@ -75,7 +92,7 @@ def control_contrasts(controls: list[Cell], cells: list[Cell]) -> list[Contrast]
     for control in controls:
         base = _base(control, cells)
         if base is not None and _kind(control) != "no-memory":
-            found.append(Contrast(f"{control.name} vs {base.name}", control.name, base.name))
+            found.append(versus(control.name, base.name))
     return found
 
 

@@ -9,12 +9,13 @@ from torchemo.config.run import RunConfig
 from torchemo.learners.learner import steps_of
 from torchemo.runs.experiment import Experiment, complete, open_experiment
 from torchemo.runs.footprint import footprint
+from torchemo.training.device import HERE, Place
 
 WARM, TIMED = 8, 12
 """Steps that fill the memory a little, and repetitions of what is timed."""
 
 
-def measure_cost(config: RunConfig) -> dict[str, Any]:
+def measure_cost(config: RunConfig, place: Place = HERE) -> dict[str, Any]:
     """Return how large a run is and how long its outer step and its inner steps take on one core.
 
     Times are the least of several: whatever else the machine does can only add to them. Slots of offsets
@@ -24,7 +25,7 @@ def measure_cost(config: RunConfig) -> dict[str, Any]:
     if "warmup" in config.memory.options:
         soon = min(config.memory.options["warmup"], WARM // 2)
         config = replace(config, memory=config.memory.set(warmup=soon))
-    experiment = open_experiment(config)
+    experiment = open_experiment(config, place=place)
     size = footprint(experiment.system, experiment.source.shape)
     times = [_outer(experiment, number) for number in range(WARM + TIMED)][WARM:]
     return {

@@ -26,6 +26,7 @@ def prepare(
     data: Path | None,
     out: Path,
     image_size: int,
+    packed: bool = True,
     progress: Callable[[str], None] = lambda name: None,
 ) -> dict[str, str]:
     """Return what stands in ``data.source`` for every named set; pack those that are not packed yet.
@@ -36,12 +37,16 @@ def prepare(
         data: Folder of image sets.
         out: Folder for packed sets.
         image_size: Side of the images.
-        progress: Told the name of every set that is being packed.
+        packed: Pack them at this size; otherwise they are used as they lie there.
+        progress: Called with the name of every set that is being packed.
     """
     found = {}
     for name in dict.fromkeys(names):
         if name.startswith(REGRESSION):
             found[name] = name
+            continue
+        if not packed:
+            found[name] = str(_place(name, data).resolve())
             continue
         place = packed_place(name, out, image_size)
         if not is_packed(place):
@@ -53,6 +58,11 @@ def prepare(
     return found
 
 
+def scheme_of(name: str) -> str | None:
+    """Return which of several splits a name ``set#scheme`` chooses."""
+    return name.partition("#")[2] or None
+
+
 def packed_place(name: str, out: Path, image_size: int) -> Path:
     """Return where a set is packed; runs are named by the last part of it."""
     return out / f"{re.sub('[^A-Za-z0-9_.-]+', '-', name)}-{image_size}px"
@@ -61,7 +71,14 @@ def packed_place(name: str, out: Path, image_size: int) -> Path:
 def _listing(name: str, data: Path | None, image_size: int) -> Listing:
     if name.startswith(SYNTHETIC):
         return listing_of(_synthetic(name, image_size), name=name)
-    stem, _, scheme = name.partition("#")
+    place, scheme = _place(name, data), scheme_of(name)
+    splits = SplitFile(place.parent / "splits.json", scheme) if scheme else None
+    return find(place, splits=splits)
+
+
+def _place(name: str, data: Path | None) -> Path:
+    """Return where a set lies below the folder of sets."""
+    stem = name.partition("#")[0]
     if data is None:
         raise DataError(
             f"the study needs the image set '{stem}' and no folder of image sets was given.",
@@ -74,8 +91,7 @@ def _listing(name: str, data: Path | None, image_size: int) -> Listing:
             f"{data} has no image set '{stem}' (.zip, .npz or folder).",
             hint="See what is there with: torchemo data list --data FOLDER",
         )
-    splits = SplitFile(place.parent / "splits.json", scheme) if scheme else None
-    return find(place, splits=splits)
+    return place
 
 
 def _synthetic(domain: str, image_size: int) -> ClassIndex:

@@ -1,19 +1,26 @@
 """What a study is: cells to run, contrasts to draw between them, and how to show them. No torch here."""
 
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias, final
 
 from torchemo.lab.study.paper.published import PUBLISHED, Published
-from torchemo.lab.study.scales import Scale
+from torchemo.lab.study.scales import SCALES, Scale
+from torchemo.lab.study.streams.visits import Report, Visits
 
 MIXED, REPAIRED, OFFSETS = "mixed", "repaired", "offsets"
 """Variants of EMO beside those that presets are named after: the printed one with stored gradients that are
 summed beside an own gradient that is averaged, as it was recorded; the same with what R1 finds to break it
 repaired; our memory of offsets."""
+
+USUAL_SCALES = tuple(name for name, scale in SCALES.items() if scale.network is None)
+"""Where an entry can be run that does not say so."""
+
+LIFELONG = "lifelong"
+"""Variant of the memories of tasks that come back."""
 
 Role: TypeAlias = Literal["base", "memory", "control"]
 Expectation: TypeAlias = Literal["better", "worse", "no better", "shown"]
@@ -26,18 +33,22 @@ class Cell:
 
     Attributes:
         name: Its name in the entry.
-        title: How it is shown.
+        title: Its name in tables and figures.
         preset: The preset it starts from.
         role: base: no memory. memory: with memory. control: a ``memory`` cell with one thing broken.
         options: Options of the configuration on top of preset and scale.
-        world: What it is trained and tested on (`Scale.worlds`).
-        tests: Further worlds it is tested on, or `torchemo.lab.study.scales.SEEN`.
+        world: Task set that it is trained and tested on (`Scale.worlds`).
+        tests: Further task sets it is tested on, or `torchemo.lab.study.scales.SEEN`.
         n_shot: K.
         of: It takes the rates chosen for this cell, as controls do; others choose their own on a grid.
         missing: Why it cannot be run, if it cannot.
         grid: Rates among which it chooses, as options, where those of the scale do not fit; a single one
             was chosen elsewhere.
         variant: Which variant of EMO it has, where its preset does not say so (`MIXED`, `REPAIRED`).
+        visits: What it does with tasks that come back, where it is tested on these.
+        report: What of these is scored.
+        network: Pretrained network whose features it sees. Its sizes are then those of its preset, not those
+            of the scale, and its data are opened as they lie, with their features from the cache.
     """
 
     name: str
@@ -52,6 +63,9 @@ class Cell:
     missing: str | None = None
     grid: tuple[tuple[str, ...], ...] = ()
     variant: str | None = None
+    visits: Visits | None = None
+    report: Report = "visits"
+    network: str | None = None
 
 
 @final
@@ -64,9 +78,9 @@ class Contrast:
         cell: The first.
         against: The second.
         expect: What the paper says of the first: better, worse, no better; ``shown`` claims nothing.
-        test: World of the test tasks, or `SEEN`; None for the cells' own.
-        step: Inner steps of the first; None for all.
-        against_step: Inner steps of the second; None for all.
+        test: Task set of the test tasks, or `SEEN`; None for the cells' own.
+        step: Inner steps of the first, or number of its visit from 0; None for the last.
+        against_step: The same of the second.
         paper: The paper's difference in points, oriented so that positive is better.
         claims: Claims C1 .. C7 it bears on.
     """
@@ -82,13 +96,21 @@ class Contrast:
     claims: tuple[str, ...] = ()
 
 
+def versus(
+    cell: str, against: str, expect: Expectation = "shown", *, test: str | None = None, **more: Any
+) -> Contrast:
+    """Set one cell against another, under a name that says so."""
+    where = "" if test is None else f", {test}"
+    return Contrast(f"{cell} vs {against}{where}", cell, against, expect, test, **more)
+
+
 @final
 @dataclass(frozen=True)
 class Entry:
     """A table or a figure of the paper as a study.
 
     Attributes:
-        name: T1 .. T9, F1 .. F7; R1 to R7 are our own.
+        name: T1 .. T9, F1 .. F7; R1 to R7, P1, P2 and L1 to L7 are our own.
         title: What it is about.
         says: What the paper says, one sentence.
         published: The paper's own numbers.
@@ -100,6 +122,8 @@ class Entry:
         note: What a reader must know about our version of it.
         seeds: Training seeds, where they are not those of the scale.
         test_seed: Which test tasks; all entries share those of 0 unless they must not.
+        statistics: How test queries are answered (`torchemo.runs.score.Protocol`).
+        test_tasks: Test tasks by ``scale/tasks``, where they are not those of the scale.
     """
 
     name: str
@@ -108,18 +132,16 @@ class Entry:
     published: Published
     cells: Callable[[Scale], tuple[Cell, ...]]
     contrasts: Callable[[Scale], tuple[Contrast, ...]]
-    figure: Literal["forest", "steps", "sweep", "matrix", "curves", "bars"] = "forest"
-    measure: Literal["score", "cost"] = "score"
-    scales: tuple[str, ...] = (
-        "smoke/pictures",
-        "smoke/regression",
-        "cpu/pictures",
-        "cpu/regression",
-        "paper/pictures",
+    figure: Literal["forest", "steps", "sweep", "matrix", "curves", "bars", "visits", "cost"] = (
+        "forest"
     )
+    measure: Literal["score", "cost"] = "score"
+    scales: tuple[str, ...] = USUAL_SCALES
     note: str = ""
     seeds: tuple[int, ...] | None = None
     test_seed: int = 0
+    statistics: Literal["inductive", "transductive"] = "transductive"
+    test_tasks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:

@@ -8,19 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.config.run import RunConfig
 from torchemo.config.toml import loads
-from torchemo.core.errors import DataError, Diverged, TorchemoError
+from torchemo.core.errors import DataError, Diverged, RunExists, RunInUse, TorchemoError
 from torchemo.lab.study.cost import measure_cost
 from torchemo.lab.study.diagnosis import diagnose
+from torchemo.lab.study.streams.visits import Asked
 from torchemo.runs.events import plain
 from torchemo.runs.folder import RunFolder
 from torchemo.runs.load import Opened, load_best, read_config
 from torchemo.runs.score import Protocol, score_tasks
 from torchemo.runs.train import train_run
+from torchemo.training.device import place_of
 
 Tell: TypeAlias = Callable[[int], None]
-"""Told how many outer steps of a job are done."""
+"""Called with the number of outer steps of a job that are done."""
 
 
 class Scoring(NamedTuple):
@@ -31,12 +34,16 @@ class Scoring(NamedTuple):
         protocol: Which tasks.
         source: Other data than its own, if any.
         every_step: Score after every inner step, or after the last alone, which takes less time.
+        asked: What is asked of tasks that come back; they take the place of the protocol's.
+        scheme: Which splits of the other data, where they have several.
     """
 
     file: str
     protocol: Protocol
     source: tuple[str, ...] | None = None
     every_step: bool = True
+    asked: Asked | None = None
+    scheme: str | None = None
 
 
 @final
@@ -52,6 +59,7 @@ class Job:
         scorings: Test tasks to score.
         diagnosed: Tasks on which its recalls are looked at; 0 for none.
         cost: Measure what a step costs instead of training.
+        machine: Where to compute; it is no part of the run's name.
     """
 
     run: str
@@ -61,13 +69,14 @@ class Job:
     scorings: tuple[Scoring, ...] = ()
     diagnosed: int = 0
     cost: bool = False
+    machine: Machine = CPU_ALONE
 
 
 class Ended(NamedTuple):
-    """How a job ended; ``why`` is for people."""
+    """How a job ended; ``why`` is for people. One that is busy is being done by another process."""
 
     run: str
-    how: Literal["done", "diverged", "stopped", "failed"]
+    how: Literal["done", "diverged", "stopped", "failed", "busy"]
     why: str = ""
 
 
@@ -85,7 +94,7 @@ def unite(jobs: Sequence[Job]) -> list[Job]:
 
 
 def is_done(job: Job) -> bool:
-    """Whether everything a job would leave behind is there."""
+    """Return whether everything a job would leave behind is there."""
     if job.cost:
         return (job.root / "cost.json").is_file()
     ended = read_json(job.root / "done.json")
@@ -107,6 +116,8 @@ def work(job: Job, *, tell: Tell, should_stop: Callable[[], bool]) -> Ended:
     except Diverged as error:
         _save(job.root, "done.json", {"ended": "diverged", "why": error.message})
         return Ended(job.run, "diverged", error.message)
+    except (RunInUse, RunExists) as error:  # another worker has it, or has just begun it
+        return Ended(job.run, "busy", error.message)
     except TorchemoError as error:
         return Ended(job.run, "failed", str(error))
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
@@ -124,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def _work(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Ended:
     config = loads(job.config, RunConfig, where=f"run {job.run}")
     if job.cost:
-        _save(job.root, "cost.json", measure_cost(config))
+        _save(job.root, "cost.json", measure_cost(config, place_of(job.machine)))
         return Ended(job.run, "done")
     ended = read_json(job.root / "done.json")
     if ended is not None and ended.get("restored"):
@@ -138,13 +149,14 @@ def _work(job: Job, tell: Tell, should_stop: Callable[[], bool]) -> Ended:
     if ended["ended"] == "diverged":
         return Ended(job.run, "diverged", ended["why"])
     tell(job.steps)
+    _score_streams(job)
     for scoring in job.scorings:
         if should_stop():
             return Ended(job.run, "stopped")
         if not (job.root / scoring.file).is_file():
             _score(job, scoring)
     if job.diagnosed and not (job.root / "recall.json").is_file():
-        _save(job.root, "recall.json", diagnose(load_best(job.root), tasks=job.diagnosed))
+        _save(job.root, "recall.json", diagnose(_opened(job), tasks=job.diagnosed))
     return Ended(job.run, "done")
 
 
@@ -165,7 +177,11 @@ def _train(
         )  # it was measured without a run, and a run begins in a place of its own
     began = time.process_time()
     outcome = train_run(
-        job.root, None if resumed else config, should_stop=should_stop, on_event=on_event
+        job.root,
+        None if resumed else config,
+        should_stop=should_stop,
+        on_event=on_event,
+        place=place_of(job.machine),
     )
     if outcome.ended == "stopped":
         return None
@@ -179,7 +195,7 @@ def _train(
 
 
 def _score(job: Job, scoring: Scoring) -> None:
-    opened = _opened(job.root, scoring.source)
+    opened = _opened(job, scoring.source, scoring.scheme)
     try:
         record = score_tasks(opened, scoring.protocol, every_step=scoring.every_step)
     except DataError as error:  # a score that is not finite is a result too, of these tasks alone
@@ -187,12 +203,28 @@ def _score(job: Job, scoring: Scoring) -> None:
     _save(job.root, scoring.file, {"run": job.run, **record})
 
 
-def _opened(root: Path, source: tuple[str, ...] | None) -> Opened:
+def _score_streams(job: Job) -> None:
+    """Score all kinds of memory on tasks that come back, in one pass over these."""
+    from torchemo.lab.study.streams.scored import score_streams
+
+    missing = [
+        (scoring.file, scoring.asked)
+        for scoring in job.scorings
+        if scoring.asked is not None and not (job.root / scoring.file).is_file()
+    ]
+    if missing:
+        records = score_streams(_opened(job), [asked for _, asked in missing])
+        for (file, _), record in zip(missing, records, strict=True):
+            _save(job.root, file, {"run": job.run, **record})
+
+
+def _opened(job: Job, source: tuple[str, ...] | None = None, scheme: str | None = None) -> Opened:
     """Open a run with its own data, or with others that are only tested on."""
+    place = place_of(job.machine)
     if source is None:
-        return load_best(root)
-    data = replace(read_config(root).data, source=source)
-    return load_best(root, data=data, needed=("test",))
+        return load_best(job.root, place=place)
+    data = replace(read_config(job.root).data, source=source, scheme=scheme)
+    return load_best(job.root, data=data, needed=("test",), place=place)
 
 
 def _save(root: Path, name: str, content: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from torchemo.lab.study.scales import Scale
 from torchemo.runs.experiment import PARTS, reduced
 
 Sources: TypeAlias = Mapping[str, tuple[str, ...]]
-"""World -> what stands in ``data.source``."""
+"""Task set -> what stands in ``data.source``."""
 
 
 @final
@@ -185,6 +185,8 @@ def minutes(study: Study, *, workers: int = 2) -> float:
         return 1.0
     steps = scored = 0
     for cell in study.available:
+        if cell.visits is not None and cell.of is not None:
+            continue  # it shares the runs of the learner without memory
         runs = len(study.seeds) + (0 if cell.of is not None else len(study.grid(cell)) - 1)
         config = _resolved(cell, study.scale, {}, options=study.options)
         steps += runs * config.outer_steps
@@ -209,7 +211,7 @@ def _chosen(cells: list[Cell], patterns: tuple[str, ...], entry: Entry) -> list[
 
 
 def _named(cell: Cell, patterns: tuple[str, ...]) -> bool:
-    """Whether a cell has such a name; all have where there are no patterns."""
+    """Return whether a cell has such a name; all have where there are no patterns."""
     return not patterns or any(fnmatchcase(cell.name, pattern) for pattern in patterns)
 
 
@@ -252,13 +254,21 @@ def _resolved(
     Those of a cell must be options of its parts. All others are for many cells, and apply where the parts
     of this one have them.
     """
-    plain = to_dict(_preset(cell.preset, n_shot=cell.n_shot, regression=scale.regression))
+    plain = to_dict(
+        _preset(
+            cell.preset,
+            n_shot=cell.n_shot,
+            regression=scale.regression,
+            pretrained=cell.network or scale.network,
+        )
+    )
     for option in cell.options:
         override(plain, option)
     # After the cell, so that they reach the parts it chooses, but for what it sets itself.
     own = {option.partition("=")[0] for option in cell.options}
     # Recorded studies normalise queries together, whatever presets do today.
     given = ("model.bn=transductive", *scale.options, *scale.memory_options)
+    given = () if cell.network else given
     _set_where_known(plain, (o for o in given if o.partition("=")[0] not in own))
     _set_where_known(plain, (*rates, *options))
     config = reduced(from_dict(plain, RunConfig, where=f"cell {cell.name}"))

@@ -10,11 +10,21 @@ import numpy as np
 
 from torchemo.core.errors import DataError
 from torchemo.lab.study.result import write_json
+from torchemo.lab.study.scales import OLD_TASKS
 
 LARGEST = 1_000_000
 """Bytes of a file that may be kept with the project."""
 
 _NEEDED = ("format", "entry", "scale", "tasks", "cells", "contrasts", "seeds", "command")
+
+
+def path_of(folder: Path, entry: str, scale: str, tasks: str, ending: str = "") -> Path:
+    """Return where a study's result or record is, also one that was named before images were."""
+    now, before = (
+        folder / f"{entry}-{scale}-{named}{ending}"
+        for named in (tasks, OLD_TASKS if tasks == "images" else tasks)
+    )
+    return before if before.exists() and not now.exists() else now
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -26,6 +36,9 @@ def read_result(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not the result of a study: {error}.") from error
     if missing:
         raise DataError(f"{path} is not the result of a study: it lacks {missing}.")
+    if found["tasks"] == OLD_TASKS:
+        command = found["command"].replace(f"--tasks {OLD_TASKS}", "--tasks images")
+        found |= {"tasks": "images", "command": command}
     return found
 
 
@@ -54,8 +67,9 @@ def record(folder: Path, to: Path, *, replace: bool = False) -> list[Path]:
     result = read_result(folder / "result.json")
     name = f"{result['entry']}-{result['scale']}-{result['tasks']}"
     kept = [to / f"{name}.json", to / f"{name}.npz"]
-    if kept[0].exists() and not replace:
-        _check_nothing_is_lost(read_result(kept[0]), result, kept[0])
+    earlier = path_of(to, result["entry"], result["scale"], result["tasks"], ".json")
+    if earlier.exists() and not replace:
+        _check_nothing_is_lost(read_result(earlier), result, earlier)
     to.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(
         dir=to

@@ -1,6 +1,7 @@
 """From a record back to runs: a study continues where it was recorded, on another machine too."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torchemo.lab.study.job import read_json
 from torchemo.lab.study.plan import Study
 from torchemo.lab.study.result import CURVES, CellRuns, write_json
 from torchemo.lab.study.run import StudyRun
-from torchemo.lab.study.scales import SEEN
+from torchemo.lab.study.scales import ONCE, SEEN
 from torchemo.runs.folder import RunFolder
 
 
@@ -70,11 +71,16 @@ def _why_not(
     runs = _runs(run, cell, recorded)
     if [one["id"] for one in recorded["runs"]] != [folder.name for folder in runs.folders]:
         return "its configuration has changed since"
+    known = {"visits": recorded.get("visits"), "report": recorded.get("report", cell.report)}
+    told = None if cell.visits is None else asdict(cell.visits)
+    if known != {"visits": told, "report": cell.report}:
+        return "what it does with tasks that come back has changed since"
     for world in runs.files:
         summary = recorded["tests"].get(world)
         if summary is None:
             return f"it has no scores on {world}"
-        if summary["tasks"] != run.study.scale.test_tasks or not _same_sets(run, world, worlds):
+        fits = cell.visits is not None or summary["tasks"] == run.study.scale.test_tasks
+        if not fits or not _same_sets(run, world, worlds):
             return "the test tasks have changed since"
         whole = arrays[f"{cell.name}|{world}"].shape[-1] == len(summary["per_step"])
         if not whole and _looks_at_steps(run.study, cell):
@@ -104,7 +110,8 @@ def _restore_cell(
             scores = arrays[f"{cell.name}|{world}"][i]
             domain = arrays[f"domain|{world}"]
             files[file] = _scored(recorded["tests"][world], scores, domain)
-        if cell.role != "base":
+        if cell.visits is None:
+            # Of a base learner too: it is the control without memory of a cell that is new.
             files["recall.json"] = _recalled(recorded, run.study.scale.diagnosed)
         if i == 0 and recorded["curve"] is not None:
             files[CURVES] = recorded["curve"]
@@ -112,14 +119,14 @@ def _restore_cell(
 
 
 def _same_sets(run: StudyRun, world: str, worlds: Mapping[str, list[str]]) -> bool:
-    """Whether a world has the data sets it had; tasks of seen classes are of the cell's own, in its name."""
-    return world == SEEN or worlds.get(world) == list(run.study.scale.worlds[world])
+    """Return whether a task set has the datasets it had; seen classes are those of the cell's own set."""
+    return world in (SEEN, ONCE) or worlds.get(world) == list(run.study.scale.worlds[world])
 
 
 def _looks_at_steps(study: Study, cell: Cell) -> bool:
-    """Whether a study shows a cell after fewer inner steps than all, which large records leave out."""
+    """Return whether a study shows a cell after fewer inner steps than all, which large records leave out."""
     drawn = (c for c in study.contrasts if cell.name in (c.cell, c.against))
-    return study.entry.figure == "steps" or any(
+    return study.entry.figure in ("steps", "visits") or any(
         (c.step, c.against_step) != (None, None) for c in drawn
     )
 
@@ -131,7 +138,7 @@ def _recalled(recorded: Mapping[str, Any], tasks: int) -> dict[str, Any]:
 
 
 def _mixes(runs: CellRuns, recorded: Mapping[str, Any], tasks: int) -> bool:
-    """Whether some of the runs have recalls of their own, or the mean over other seeds."""
+    """Return whether some of the runs have recalls of their own, or the mean over other seeds."""
     known = [read_json(folder / "recall.json") for folder in runs.folders]
     there = [_is_run(folder) for folder in runs.folders]
     ours = _recalled(recorded, tasks)
@@ -156,6 +163,8 @@ def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) 
     # As they were written, with four digits: float32 would print more.
     rows = [[float(f"{score:.4g}") for score in row] for row in scores.tolist()]
     about["recalled"] = summary.get("recalled")  # the mean over all runs, for each
+    if "visits" in summary:
+        about["visits"] = summary["visits"]
     return {**about, "domain": domain.tolist(), "per_task": rows}
 
 
@@ -171,5 +180,5 @@ def _write(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether there is a run, ended or not, and not what was recorded of one."""
+    """Return whether there is a run, ended or not, and not what was recorded of one."""
     return RunFolder(folder).config.exists()

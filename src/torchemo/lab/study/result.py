@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torchemo.core.errors import DataError
 from torchemo.core.stats import mean_interval, paired_difference, seeds_by_tasks
 from torchemo.lab.study.entry import Cell, Contrast
 from torchemo.lab.study.job import read_json
+from torchemo.lab.study.streams.visits import mean_rates
 from torchemo.lab.study.verdict import verdict_of
 from torchemo.report.figures import smooth
 from torchemo.report.run.collect import best_validation, curve
@@ -25,7 +27,7 @@ CURVES = "curves.json"
 
 
 class TaskScores(NamedTuple):
-    """Scores of a cell on one world.
+    """Scores of a cell on one task set.
 
     Attributes:
         metric: accuracy or mse.
@@ -34,6 +36,7 @@ class TaskScores(NamedTuple):
         scores: After 0, 1, ..., S inner steps, for every training seed.
         data: Fingerprint of the data the tasks were drawn from; None where a record does not have it.
         recalled: Share of the tasks that used their recall, over all seeds; None where no task may skip it.
+        visits: What was noted of tasks that come back, by visit: classes known, found, rightly so.
     """
 
     metric: str
@@ -42,6 +45,7 @@ class TaskScores(NamedTuple):
     scores: Float[np.ndarray, "seed task step"]
     data: str | None = None
     recalled: float | None = None
+    visits: Mapping[str, Any] | None = None
 
 
 class CellRuns(NamedTuple):
@@ -51,7 +55,7 @@ class CellRuns(NamedTuple):
         cell: The cell.
         seeds: Training seed of each run.
         folders: Folder of each run.
-        files: World -> file of the scores in each folder.
+        files: Task set -> file of the scores in each folder.
         rates: The rates that were chosen.
         tried: Every point of the grid with its validation score; None where it diverged.
     """
@@ -90,7 +94,8 @@ def read_scores(runs: CellRuns, world: str) -> TaskScores | None:
     known = next((one.data for one in by_seed if one.data is not None), None)
     shares = [record.get("recalled") for record in found]
     recalled = None if None in shares else _mean(shares)
-    return by_seed[0]._replace(scores=whole, data=known, recalled=recalled)
+    noted = mean_rates(found) if "visits" in found[0] else None
+    return by_seed[0]._replace(scores=whole, data=known, recalled=recalled, visits=noted)
 
 
 def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> None:
@@ -108,7 +113,7 @@ def check_same_tasks(first: TaskScores, second: TaskScores, *, what: str) -> Non
 
 
 def diverged(runs: CellRuns, world: str) -> bool:
-    """Whether a run of a cell diverged, in training or on these test tasks."""
+    """Return whether a run of a cell diverged, in training or on these test tasks."""
     for folder in runs.folders:
         ended = read_json(folder / "done.json") or {}
         scored = read_json(folder / runs.files[world]) or {}
@@ -121,6 +126,7 @@ def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str,
     """Return everything about a cell that fits on a page."""
     cell = runs.cell
     ended = [read_json(folder / "done.json") or {} for folder in runs.folders]
+    shared = cell.visits is not None and cell.of is not None
     return {
         "name": cell.name,
         "title": cell.title,
@@ -145,9 +151,15 @@ def describe_cell(runs: CellRuns, scores: Mapping[str, TaskScores]) -> dict[str,
         ],
         "tests": {world: _summary(found) for world, found in scores.items()},
         "recall": _recall(runs.folders),
-        "curve": _curves(runs.folders[0]) if runs.folders else None,
+        "curve": _curves(runs.folders[0]) if runs.folders and not shared else None,
         "cost": read_json(runs.folders[0] / "cost.json") if runs.folders else None,
+        **_visits(cell),
     }
+
+
+def _visits(cell: Cell) -> dict[str, Any]:
+    """Return what a cell does with tasks that come back, if it is tested on these."""
+    return {} if cell.visits is None else {"visits": asdict(cell.visits), "report": cell.report}
 
 
 def describe_contrast(contrast: Contrast, first: TaskScores, second: TaskScores) -> dict[str, Any]:
@@ -197,7 +209,7 @@ def _named(contrast: Contrast) -> dict[str, Any]:
 
 
 def save_scores(path: Path, scores: Mapping[str, TaskScores]) -> None:
-    """Write the scores of all tasks, ``cell|world`` -> ``[seed, task, step]``, rounded to four digits."""
+    """Write the scores of all tasks, ``cell|task set`` -> ``[seed, task, step]``, rounded to four digits."""
     arrays: dict[str, np.ndarray] = {}
     for name, found in scores.items():
         arrays[name] = _rounded(found.scores)
@@ -225,6 +237,7 @@ def _summary(found: TaskScores) -> dict[str, Any]:
         "mean": mean_interval(last.mean(0)).to_dict(),
         "median": float(np.median(last)),
         "recalled": found.recalled,
+        **({} if found.visits is None else {"visits": found.visits}),
         "seed_means": [float(v) for v in last.mean(1)],
         "per_step": [float(v) for v in found.scores.mean((0, 1))],
         "per_domain": {

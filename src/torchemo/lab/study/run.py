@@ -2,20 +2,24 @@
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.config.run import RunConfig
 from torchemo.config.toml import dumps
 from torchemo.core.types import Statistics
-from torchemo.lab.study.datasets import prepare
+from torchemo.lab.study.datasets import prepare, scheme_of
+from torchemo.lab.study.engines.crew import STOP, Crew, Doing, Here, OnStep
+from torchemo.lab.study.engines.engine import Engine, StopFiles
+from torchemo.lab.study.engines.local import Local
 from torchemo.lab.study.entry import Cell
 from torchemo.lab.study.job import Ended, Job, Scoring, is_done, read_json, unite
 from torchemo.lab.study.pages.pages import write_pages
 from torchemo.lab.study.plan import Sources, Study, run_id, usual_seeds
-from torchemo.lab.study.pool import Crew, OnStep
 from torchemo.lab.study.result import (
     CellRuns,
     TaskScores,
@@ -27,7 +31,8 @@ from torchemo.lab.study.result import (
     save_scores,
     write_json,
 )
-from torchemo.lab.study.scales import SEEN
+from torchemo.lab.study.scales import ONCE, SEEN
+from torchemo.lab.study.streams.visits import Asked
 from torchemo.lab.study.verdict import RULE
 from torchemo.runs.environment import versions
 from torchemo.runs.score import Protocol
@@ -39,8 +44,8 @@ Choice: TypeAlias = tuple[tuple[str, ...], Tried]
 
 FORMAT = 2
 """Version of result.json."""
-STATISTICS: Statistics = "transductive"
-"""Studies answer all queries of a task together, as MAML's papers and the recorded results do."""
+UNNAMED: Statistics = "transductive"
+"""Statistics of the studies whose files of scores were named before protocols had any."""
 
 SEEN_SEED = 1000
 """Other tasks of the seen classes than those of training, whose seeds are small."""
@@ -49,7 +54,7 @@ SEEN_SEED = 1000
 @final
 @dataclass(frozen=True)
 class Watch:
-    """Who is told what while a study runs.
+    """Functions that are called while a study runs.
 
     Attributes:
         on_plan: How many outer steps there are in all, and how many of them are done.
@@ -69,12 +74,26 @@ class Watch:
 @final
 @dataclass
 class StudyRun:
-    """A study on a disk."""
+    """A study on a disk.
+
+    Attributes:
+        study: Which.
+        out: Folder of all studies.
+        data: Folder of image sets.
+        workers: Runs at a time; one alone, without an engine, is in this process.
+        engine: What carries runs to other machines; processes of this one where there is none.
+        machine: Where each run computes.
+        watch: Functions that are called.
+        sources: Where the data are.
+        failures: Jobs that failed.
+    """
 
     study: Study
     out: Path
     data: Path | None = None
     workers: int = 2
+    engine: Engine | None = None
+    machine: Machine = CPU_ALONE
     watch: Watch = field(default_factory=Watch)
     sources: Sources = field(default_factory=dict)
     failures: list[Ended] = field(default_factory=list)
@@ -89,7 +108,7 @@ class StudyRun:
         """Run everything that is not there yet; return the result, or None if asked to stop before."""
         self.open_data()
         tuning = {cell.name: self._grid_jobs(cell) for cell in self.study.available}
-        with Crew(self.workers) as crew:
+        with self._crew() as crew:
             if not self._do(crew, [job for jobs in tuning.values() for job in jobs]):
                 return None
             chosen: dict[str, Choice] = {}
@@ -107,10 +126,21 @@ class StudyRun:
                     return None
         return self._assemble(cells)
 
+    @contextmanager
+    def _crew(self) -> Iterator[Doing]:
+        """Give those who do the jobs."""
+        if self.engine is None and self.workers == 1:
+            yield Here()
+        elif self.engine is None:
+            with Local() as engine:
+                yield Crew(engine, most=self.workers, folder=self.out)
+        else:
+            yield Crew(self.engine, most=self.workers, folder=self.out)
+
     def open_data(self) -> None:
         """Find the data of all cells, and pack those that are not packed yet."""
         worlds = {cell.world for cell in self.study.available}
-        worlds |= {test for cell in self.study.available for test in cell.tests} - {SEEN}
+        worlds |= {test for cell in self.study.available for test in cell.tests} - {SEEN, ONCE}
         scale = self.study.scale
         names = [name for world in sorted(worlds) for name in scale.worlds[world]]
         places = prepare(
@@ -118,23 +148,30 @@ class StudyRun:
             data=self.data,
             out=self.out / "data",
             image_size=scale.image_size,
+            packed=scale.network is None and not self._on_features,
             progress=lambda name: self.watch.on_note(f"packing {name}"),
         )
         self.sources = {
             world: tuple(places[name] for name in scale.worlds[world]) for world in sorted(worlds)
         }
 
-    def _do(self, crew: Crew, jobs: Sequence[Job]) -> bool:
+    @property
+    def _on_features(self) -> bool:
+        return any(cell.network for cell in self.study.available)
+
+    def _do(self, crew: Doing, jobs: Sequence[Job]) -> bool:
         """Do jobs that are not done; False if asked to stop before the end."""
         unique = unite(jobs)
         waiting = [job for job in unique if not is_done(job)]
         done = sum(job.steps for job in unique) - sum(job.steps for job in waiting)
         self.watch.on_plan(sum(job.steps for job in unique), done)
+        stops = StopFiles((self.out / STOP,))
         ended = crew.do(
             waiting,
             on_step=self.watch.on_step,
             on_end=self.watch.on_end,
-            should_stop=self.watch.should_stop,
+            on_note=self.watch.on_note,
+            should_stop=lambda: self.watch.should_stop() or stops.asked(),
         )
         self.failures += [end for end in ended if end.how == "failed"]
         return len(ended) == len(waiting) and not any(end.how == "stopped" for end in ended)
@@ -164,7 +201,7 @@ class StudyRun:
         return grid[best], tried
 
     def _diverged(self, cell: Cell, rates: tuple[str, ...]) -> bool:
-        """Whether a run of this cell at these rates is known to have diverged, whatever its seed."""
+        """Return whether a run of this cell at these rates is known to have diverged, whatever its seed."""
         roots = (
             self.out / "runs" / run_id(self._config(cell, rates, seed)) for seed in self.study.seeds
         )
@@ -193,7 +230,8 @@ class StudyRun:
         if self.study.entry.measure == "cost":
             return [self._job(self._config(cell, runs.rates, self.study.seeds[0]), cost=True)]
         scorings = tuple(self._scoring(cell, world) for world in (cell.world, *cell.tests))
-        diagnosed = self.study.scale.diagnosed if cell.role != "base" else 0
+        looked_at = cell.role != "base" and cell.visits is None
+        diagnosed = self.study.scale.diagnosed if looked_at else 0
         return [
             self._job(self._config(cell, runs.rates, seed), scorings=scorings, diagnosed=diagnosed)
             for seed in self.study.seeds
@@ -205,23 +243,33 @@ class StudyRun:
     def _job(self, config: RunConfig, **more: Any) -> Job:
         name = run_id(config)
         root = self.out / "runs" / name
-        return Job(name, root, dumps(config), steps=config.outer_steps, **more)
+        return Job(
+            name, root, dumps(config), steps=config.outer_steps, machine=self.machine, **more
+        )
 
     def _scoring(self, cell: Cell, world: str) -> Scoring:
         scale = self.study.scale
         seed = self.study.entry.test_seed
-        protocol = Protocol(scale.protocol, scale.test_tasks, seed=seed, statistics=STATISTICS)
+        if cell.visits is not None:
+            asked = Asked(cell.visits, "once" if world == ONCE else cell.report)
+            digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:10]
+            return Scoring(f"visits-{digest}.json", Protocol(), asked=asked)
+        how = self.study.entry.statistics
+        count = self.study.entry.test_tasks.get(f"{scale.name}/{scale.tasks}", scale.test_tasks)
+        protocol = Protocol(scale.protocol, count, seed=seed, statistics=how)
         if world == SEEN:
             protocol = replace(protocol, split="train", seed=SEEN_SEED)
         own = world in (cell.world, SEEN)
         names = scale.worlds[cell.world if own else world]
-        # Files of scores were named before protocols had statistics.
-        named = repr(protocol).replace(f", statistics={STATISTICS!r}", "")
+        # Files of scores were named before protocols had statistics, way and shot.
+        named = repr(protocol).replace(f", statistics={UNNAMED!r}", "")
+        named = named.replace(", way=None, shot=None", "")
         text = f"({named}, {names!r}, {scale.image_size!r})"
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         source = None if own else self.sources[world]
         every_step = world == cell.world
-        return Scoring(f"score-{digest}.json", protocol, source, every_step)
+        scheme = scheme_of(names[0]) if cell.network and not own else None
+        return Scoring(f"score-{digest}.json", protocol, source, every_step, scheme=scheme)
 
     def _assemble(self, cells: list[CellRuns]) -> dict[str, Any]:
         scores: dict[str, TaskScores] = {}

@@ -1,27 +1,39 @@
 """Three scales, as ``scales.toml`` describes them."""
 
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final, get_args
 
 from torchemo.core.errors import ConfigError
 
 ScaleName: TypeAlias = Literal["smoke", "cpu", "paper"]
-Tasks: TypeAlias = Literal["pictures", "regression"]
+Tasks: TypeAlias = Literal["images", "features", "regression"]
+TASKS: tuple[Tasks, ...] = get_args(Tasks)
+OLD_TASKS = "pictures"
+"""What tasks of images were called in commands and records before."""
 
 SEEN = "seen classes"
-"""Not a world but a test: tasks of the classes a run was trained on, which show how far it fits them."""
+"""Not a task set but a test: tasks of the classes a run was trained on, which show how far it fits them."""
+
+ONCE = "tasks seen once"
+"""No task set either: the tasks of a stream that do not come back."""
 
 OWN_WORLDS = MappingProxyType(
-    {"surfaces": "2-D families", "diverse": "diverse sets", "omniglot": "Omniglot alone"}
+    {
+        "surfaces": "2-D families",
+        "diverse": "diverse sets",
+        "omniglot": "Omniglot alone",
+        "cifar-fs": "CIFAR-FS",
+    }
 )
-"""Worlds beside the paper's, where a scale has them, and how they are shown."""
+"""Task sets beside the paper's, where a scale has them, and their titles."""
 
 FOUR = ("first", "second", "third", "fourth")
-"""Worlds of one domain each, in the order of the mixed world."""
+"""Task sets of one domain each, in the order of the mixed set."""
 
 
 @final
@@ -31,10 +43,10 @@ class Scale:
 
     Attributes:
         name: smoke, cpu or paper.
-        tasks: pictures (images) or regression.
+        tasks: images, features of images, or regression.
         options: Options of every run, where its parts have them.
         memory_options: Options of their memory.
-        worlds: Names of the data sets of each world (`torchemo.lab.study.datasets`).
+        worlds: Names of the datasets of each task set (`torchemo.lab.study.datasets`).
         image_size: Side of the images.
         grid: Rates that are tried on validation tasks, as options; the first stands for "not tuned".
         own_grids: The same for learners whose inner rates mean something else, by preset: Meta-SGD learns
@@ -55,6 +67,7 @@ class Scale:
             compared in equal CPU time (T7; `torchemo bench step --cases 'methods, 32 px*'` for ANIL, Meta-SGD
             and MUSML).
         seconds: What an outer step takes on one core of a small machine, for estimates.
+        network: The pretrained network that images go through, whose features tasks are made of.
     """
 
     name: ScaleName
@@ -77,6 +90,7 @@ class Scale:
     longer: Mapping[str, float]
     costs: Mapping[str, float]
     seconds: float
+    network: str | None = None
 
     @property
     def regression(self) -> bool:
@@ -99,12 +113,17 @@ class Scale:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Worlds that are only tested on."""
+        """Task sets that are only tested on."""
         return tuple(name for name in self.worlds if name.startswith("outside"))
 
     def only_set(self, world: str) -> str:
-        """Name the one set of a world."""
+        """Name the one dataset of a task set."""
         return self.worlds[world][0].split(":")[-1]
+
+    @property
+    def textures(self) -> tuple[str, ...]:
+        """The task set of textures, which is only tested on, where a scale has it."""
+        return tuple(name for name in self.outside if "textures" in name)
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -163,4 +182,15 @@ def scale_of(name: str, tasks: str) -> Scale:
         raise ConfigError(
             f"there is no scale '{name}' for {tasks}.", hint=f"There are: {', '.join(SCALES)}."
         )
+    return found
+
+
+def tasks_of(word: str) -> Tasks:
+    """Return the kind of tasks that a person names; the earlier word for images is noted and understood."""
+    if word == OLD_TASKS:
+        warnings.warn(f"tasks are called images now, not {OLD_TASKS}.", stacklevel=2)
+        return "images"
+    found: Tasks | None = next((known for known in TASKS if known == word), None)
+    if found is None:
+        raise ValueError(f"invalid choice: {word!r} (choose from {', '.join(TASKS)})")
     return found

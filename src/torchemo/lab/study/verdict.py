@@ -1,38 +1,48 @@
 """The rules by which numbers become verdicts."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from torchemo.report.format import METRICS
 
 Verdict: TypeAlias = Literal["holds", "does not hold", "undecided", "not testable here", "not run"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 POINTS, SHARE = 0.01, 0.1
 """No better means: better by no more than a point of accuracy, or a tenth of the error."""
 
-RULE = (
-    "A contrast is the mean paired difference on the same test tasks. Its interval is the 95 % interval"
-    " over seeds and tasks (random effects) where there are two seeds or more, else over tasks. 'Better'"
-    " holds if the whole interval lies on the better side of zero, 'worse' if it lies on the worse side; a"
-    " difference that is merely not significant does not hold. 'No better' holds if the interval rules out a"
-    " gain of more than a point, or a tenth of the error, does not hold if it shows a gain, and is undecided"
-    " otherwise. With one seed nothing holds: what would is undecided. What diverged is not better, and"
-    " worse than what did not, but if it did so at home no proof of harm elsewhere; a control that diverged"
-    " decides nothing. A claim holds if all its contrasts hold, does not hold if one does not, and is"
-    " undecided if one is, or was not run. 'At least as good' is held to the same rule as 'better'."
-    " Intervals suppose that differences between seeds are normal, which three seeds cannot show; they speak"
-    " of other seeds and other tasks of the same test classes, not of other classes, and are not corrected"
-    " for their number."
-)
-"""Stated wherever verdicts are shown."""
+RULE = """\
+A contrast is the mean paired difference on the same test tasks. Its interval is the 95 % interval
+over seeds and tasks (random effects). With one seed it is over tasks.
 
-OTHER_RULES = (
-    "T1 must hold on all tasks and, over tasks, on every domain. T7 and T8 set ARML with memory against"
-    " ARML and MAML, and ARML and HSML against MAML; the others are in their tables alone."
-    " F1 compares the median training loss of the last window of the first seed, F4 the means of its"
-    " matrix column by column, T6 the parameters (at most twice the printed ones), F6 the median time of"
-    " an inner step (at most twice that of SGD; the paper's ratio is 1.5): these have no intervals."
-)
+Intervals suppose that differences between seeds are normal, which three seeds cannot show. They
+speak of other seeds and other tasks of the same test classes, not of other classes. They are not
+corrected for their number.
+
+- 'Better' holds if the whole interval lies on the better side of zero, 'worse' if it lies on the
+  worse side. A difference that is not significant does not hold. 'At least as good' follows the
+  same rule as 'better'.
+- 'No better' holds if the interval rules out a gain of more than a point, or a tenth of the error.
+  It does not hold if there is a significant gain. Otherwise it is undecided.
+- With one seed nothing holds: what would is undecided.
+- A cell that diverges is not better than any other, and it is worse than a cell that does not. If it
+  diverged at home, that is no proof of harm elsewhere. A control that diverges decides nothing.
+- A claim holds if all its contrasts hold. It does not hold if one does not. It is undecided if one
+  is, or was not run."""
+"""Stated wherever verdicts are given."""
+
+OTHER_RULES = """\
+Entries with rules of their own:
+
+- T1 must hold on all tasks and, over tasks, on every domain.
+- T7 and T8 compare ARML with memory to ARML and MAML, and ARML and HSML to MAML. Other learners
+  are in their tables alone.
+- F1 compares the median training loss of the last window of the first seed.
+- F4 compares the means of its matrix column by column.
+- T6 compares the parameters (at most twice the printed ones).
+- F6 compares the median time of an inner step (at most twice that of SGD; the paper's ratio is 1.5).
+
+F1, F4, T6 and F6 have no intervals."""
 """Rules of the entries that draw no contrasts."""
 
 

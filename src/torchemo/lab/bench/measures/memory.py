@@ -20,7 +20,8 @@ from torchemo.lab.bench.clock import (
 )
 from torchemo.lab.bench.measures.stores import K, build_memory, full_of_vectors, unit_keys
 from torchemo.lab.bench.measures.work import Work
-from torchemo.learners.learner import Learner, remembered_by
+from torchemo.learners.hosting import remembered_by
+from torchemo.learners.learner import Learner
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.interface import TaskMemory

@@ -9,7 +9,8 @@ from torch.nn.functional import normalize
 from torchemo.config.registry import Part
 from torchemo.core.rng import generator_for
 from torchemo.core.types import TaskShape
-from torchemo.learners.learner import Learner, host
+from torchemo.learners.hosting import host
+from torchemo.learners.learner import Learner
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import Sum
 from torchemo.memory.emo import EMO
@@ -45,6 +46,7 @@ def full_of_vectors(
     state["keys"] = unit_keys(slots, "slots", spread=spread)
     state["ledger.filled"] = torch.tensor(slots)
     state["ledger.accessed"] = state["ledger.written"] = torch.arange(1, slots + 1)
+    state["ledger.generation"] = torch.ones_like(state["ledger.generation"])
     state["ledger.now"] = torch.tensor(slots)
     store.load_state_dict(state)
     emo = EMO(store, Retrieval(k, index=INDICES[index]()), Sum())

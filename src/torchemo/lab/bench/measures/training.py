@@ -12,6 +12,7 @@ from torchemo.learners.build import build_learner
 from torchemo.learners.learner import Learner
 from torchemo.models import Conv4, build_model
 from torchemo.runs.experiment import open_experiment
+from torchemo.training.device import Place
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(config: RunConfig, path: str, workers: int, steps: int) -> Any:
-    experiment = open_experiment(config, workers=workers)
+    experiment = open_experiment(config, place=Place(workers=workers))
     trainer, tasks = experiment.trainer, config.train.tasks
     trainer.learner = learner_on(path, config, experiment.source.shape)
 

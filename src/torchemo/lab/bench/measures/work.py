@@ -55,7 +55,8 @@ class Work:
     def shape(self) -> TaskShape:
         """What its tasks look like."""
         x = (self.channels, self.size, self.size)
-        return TaskShape("classification", x, self.n_way, n_shot=self.n_shot, n_query=self.n_query)
+        sizes = {"n_shot": self.n_shot, "n_query": self.n_query, "base_classes": 4 * self.n_way}
+        return TaskShape("classification", x, self.n_way, **sizes)
 
     @property
     def inner(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from torchemo.lab.study.entry import Cell, Contrast, entry
+from torchemo.lab.study.entry import Cell, Contrast, entry, versus
 from torchemo.lab.study.paper.cells import LEARNERS, base_cell, gain, memory_cell
 from torchemo.lab.study.scales import Scale, outer_rate
 
@@ -14,7 +14,7 @@ _CURVE_RANGE = ("learner.rate_init=[0.001, 0.005]", 0.006)
 
 RATES: MappingProxyType[str, dict[str, tuple[str, float]]] = MappingProxyType(
     {
-        "cpu/pictures": {
+        "cpu/images": {
             **dict.fromkeys(("maml", "maml-offsets", "anil", "anil-offsets"), _IMAGES),
             **dict.fromkeys(("meta-sgd", "meta-sgd-offsets"), _IMAGE_RANGE),
         },
@@ -50,10 +50,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     for learner in LEARNERS:
         cell = f"{learner}-offsets"
         found.append(gain(learner, "-offsets", claims=("C1",)))
-        found += [
-            Contrast(f"{cell} vs {learner}, {test}", cell, learner, test=test)
-            for test in scale.outside
-        ]
+        found += [versus(cell, learner, test=test) for test in scale.outside]
     return tuple(found)
 
 

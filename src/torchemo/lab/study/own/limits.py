@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeAlias
 
-from torchemo.lab.study.entry import Cell, Contrast, entry
+from torchemo.lab.study.entry import Cell, Contrast, entry, versus
 from torchemo.lab.study.own.fresh import LONGER, chosen_rates, longer_options
 from torchemo.lab.study.paper.cells import LEARNERS, base_cell, memory_cell
 from torchemo.lab.study.scales import FOUR, Scale, rates
@@ -15,12 +15,12 @@ Points: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 _ONE_STEP: dict[str, Points] = {
-    "cpu/pictures": rates((0.1, 0.006), (0.3, 0.006), (1.0, 0.006), (3.0, 0.006)),
+    "cpu/images": rates((0.1, 0.006), (0.3, 0.006), (1.0, 0.006), (3.0, 0.006)),
     "cpu/regression": rates(*((a, b) for b in (0.012, 0.024) for a in (0.003, 0.01, 0.03))),
 }
 _RANGES = ((0.001, 0.005), (0.003, 0.015), (0.01, 0.05))
 _ONE_STEP_META_SGD: dict[str, Points] = {
-    "cpu/pictures": rates(
+    "cpu/images": rates(
         *((0.05, 0.15, 0.006), (0.15, 0.45, 0.006), (0.5, 1.5, 0.006), (1.5, 4.5, 0.006))
     ),
     "cpu/regression": rates(*((*a, b) for b in (0.006, 0.012) for a in _RANGES)),
@@ -57,9 +57,9 @@ def _one_step_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     for learner in LEARNERS:
         ours, alone = f"{learner}-offsets{IN_ONE_STEP}", f"{learner}{IN_ONE_STEP}"
         found += [
-            Contrast(f"{ours} vs {learner}", ours, learner, "better", claims=("C2",)),
-            Contrast(f"{ours} vs {alone}", ours, alone),
-            Contrast(f"{alone} vs {learner}", alone, learner),
+            versus(ours, learner, "better", claims=("C2",)),
+            versus(ours, alone),
+            versus(alone, learner),
         ]
     return tuple(found)
 
@@ -102,7 +102,7 @@ def _gain_cells(scale: Scale) -> tuple[Cell, ...]:
 
 
 def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    found = [Contrast("anil-offsets vs anil", "anil-offsets", "anil")]
+    found = [versus("anil-offsets", "anil")]
     for world in FOUR:
         name = scale.only_set(world)
         found += [
@@ -110,16 +110,10 @@ def _gain_contrasts(scale: Scale) -> tuple[Contrast, ...]:
             Contrast(f"anil-offsets vs anil, {name}", "anil-offsets", "anil", test=world),
         ]
     found += [
-        Contrast("anil longer vs anil", "anil longer", "anil"),
-        Contrast("anil-offsets longer vs anil longer", "anil-offsets longer", "anil longer"),
+        versus("anil longer", "anil"),
         *(
-            Contrast(
-                f"anil-offsets longer vs anil longer, {test}",
-                "anil-offsets longer",
-                "anil longer",
-                test=test,
-            )
-            for test in scale.outside
+            versus("anil-offsets longer", "anil longer", test=test)
+            for test in (None, *scale.outside)
         ),
     ]
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, entry
+from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, entry, versus
 from torchemo.lab.study.paper.cells import (
     FIRST_STEP,
     MEANS,
@@ -21,7 +21,7 @@ _PRINTED = {
     "gates": ("and a learned gate per tensor", REPAIRED_OPTIONS),
     "meta": ("and meta-gradients as values", (*REPAIRED_OPTIONS, "memory.content=meta")),
 }
-"""Each changes one thing about the variant above it."""
+"""Each changes one thing about the variant above it; ``means`` also clips outer gradients as MAML does."""
 
 _ALIGNED = (
     "aligned",
@@ -116,16 +116,13 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found: list[Contrast] = []
     apart = (_PROTO, _PROTO_GATES)
     for cell in (cell for cell in _cells(scale)[1:] if cell.name not in apart):
-        found.append(Contrast(f"{cell.name} vs maml", cell.name, "maml", "better"))
-        found += [
-            Contrast(f"{cell.name} vs maml, {test}", cell.name, "maml", test=test)
-            for test in cell.tests
-        ]
-    found += [Contrast(f"{name} vs {OFFSETS}", name, OFFSETS) for name in _changes(scale)]
+        found.append(versus(cell.name, "maml", "better"))
+        found += [versus(cell.name, "maml", test=test) for test in cell.tests]
+    found += [versus(name, OFFSETS) for name in _changes(scale)]
     if not scale.regression:
-        found.append(Contrast(f"{_ALIGNED[0]} vs gates", _ALIGNED[0], "gates", "better"))
-        found.append(Contrast(f"{_PROTO} vs maml", _PROTO, "maml"))
-        found.append(Contrast(f"{_PROTO_GATES} vs {_PROTO}", _PROTO_GATES, _PROTO, "better"))
+        found.append(versus(_ALIGNED[0], "gates", "better"))
+        found.append(versus(_PROTO, "maml"))
+        found.append(versus(_PROTO_GATES, _PROTO, "better"))
     return tuple(found)
 
 

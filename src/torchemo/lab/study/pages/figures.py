@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from torchemo.lab.study.catalogue import ENTRIES
 from torchemo.lab.study.entry import MIXED, OFFSETS
+from torchemo.lab.study.pages.cost import cost_figure
 from torchemo.lab.study.pages.drawings import by_tensor, matrix, over_steps, sweep
 from torchemo.lab.study.pages.memory_figures import memory_figures
 from torchemo.lab.study.pages.paper_figures import paper_figures
@@ -19,7 +20,7 @@ from torchemo.report.format import METRICS, Metric
 from torchemo.report.svg import short
 
 MAX_LINES = 6
-"""More lines than these cannot be told apart."""
+"""More lines than these cannot be distinguished."""
 
 MAX_ROWS = 24
 """More intervals than these do not fit one figure: the others are then left to the table."""
@@ -40,6 +41,8 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
         "sweep": _sweep,
         "matrix": lambda *about: list(_matrices(*about).values()),
         "curves": _curves,
+        "visits": _visits,
+        "cost": _cost,
     }
     found = [*makers[kind](result, metric), *paper_figures(entry)]
     if kind == "matrix":
@@ -51,13 +54,15 @@ def figures(result: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def named_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
-    """Return by name the figures that pages may link: what memory changes in each world, sweeps, matrices."""
+    """Return by name the figures that pages may link: gains in each task set, sweeps, matrices."""
     metric, kind = _metric(result), ENTRIES[result["entry"]].figure
     if metric is not None and kind == "matrix":
         return _matrices(result, metric)
     found = memory_figures(result)
     if metric is not None and kind == "sweep":
         found["sweep"] = _sweep(result, metric)[0]
+    if metric is not None and kind == "cost":
+        found["cost"] = _cost(result, metric)[0]
     return found
 
 
@@ -115,6 +120,33 @@ def _steps(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]
             shown.append(Line(cell["title"], steps, ys, marked=True, colour=len(shown)))
     drawn = over_steps(shown, name="steps", y=metric.unit)
     return [("Ours: mean over test tasks after every inner step.", drawn)]
+
+
+def _visits(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    """Draw accuracy by visit, one figure per task set."""
+    found: list[tuple[str, Markup]] = []
+    cells = [c for c in _shown(result) if c.get("report") == "visits"]
+    for world in dict.fromkeys(cell["world"] for cell in cells):
+        shown: list[Line] = []
+        for cell in [c for c in cells if c["world"] == world and world in c["tests"]][:MAX_LINES]:
+            ys = [metric.scale * v for v in cell["tests"][world]["per_step"]]
+            visits = list(range(1, len(ys) + 1))
+            shown.append(Line(cell["title"], visits, ys, marked=True, colour=len(shown)))
+        if shown:
+            name = f"visits-{len(found)}"
+            drawn = over_steps(shown, name=name, y=metric.unit, x="visit of the task")
+            sets = ", ".join(result["worlds"].get(world, [world]))
+            found.append((f"Ours, {sets}: mean over tasks by visit.", drawn))
+    return found
+
+
+def _cost(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:
+    """Draw what methods reach against what their training takes."""
+    drawn = cost_figure(result["cells"], name="cost")
+    caption = (
+        "Ours: score on test tasks with its 95 % interval over tasks, and CPU time of training."
+    )
+    return [] if drawn is None else [(caption, drawn)]
 
 
 def _sweep(result: Mapping[str, Any], metric: Metric) -> list[tuple[str, Markup]]:

@@ -7,19 +7,27 @@ A page says where a table goes, and from which record and rows it is made::
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchemo.core.errors import DataError
+from torchemo.lab.study.pages.cost import compared
+from torchemo.lab.study.pages.table import Table
 from torchemo.lab.study.pages.tables import (
-    Table,
     contrast_table,
+    gains_by_set,
     grid,
     recall_table,
     recalled_table,
     score_tables,
+)
+from torchemo.lab.study.pages.visit_tables import (
+    found_by_visit,
+    kept_by_visit,
+    last_by_set,
+    scores_by_visit,
 )
 from torchemo.lab.study.records import read_result
 
@@ -27,7 +35,18 @@ _PLACE = re.compile(
     r"(?P<begin><!-- study (?P<record>\S+) (?P<kind>\w+): (?P<rows>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-_KINDS = ("scores", "contrasts", "recalls", "recalled")
+_Made: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], Table]
+_OF_CONTRASTS: Mapping[str, _Made] = {"contrasts": contrast_table, "gains": gains_by_set}
+_OF_CELLS: Mapping[str, _Made] = {
+    "scores": lambda cells: score_tables(cells)[0],
+    "elsewhere": lambda cells: score_tables(cells)[1],
+    "recalls": recall_table,
+    "recalled": recalled_table,
+    "visits": scores_by_visit,
+    "found": found_by_visit,
+    "last": last_by_set,
+    "kept": kept_by_visit,
+}
 
 
 def with_tables(page: str, records: Path) -> str:
@@ -51,14 +70,14 @@ def with_tables(page: str, records: Path) -> str:
 
 
 def _table(result: Mapping[str, Any], kind: str, patterns: Sequence[str]) -> Table:
-    if kind not in _KINDS:
-        raise DataError(f"there are no tables of {kind}.", hint=f"There are: {', '.join(_KINDS)}.")
-    if kind == "contrasts":
-        return contrast_table(_chosen(result["contrasts"], patterns))
-    cells = _chosen(result["cells"], patterns)
-    if kind == "recalled":
-        return recalled_table(cells)
-    return recall_table(cells) if kind == "recalls" else score_tables(cells)[0]
+    if kind == "compared":
+        return compared(result, _chosen(result["cells"], patterns))
+    if kind in _OF_CONTRASTS:
+        return _OF_CONTRASTS[kind](_chosen(result["contrasts"], patterns))
+    if kind not in _OF_CELLS:
+        names = ", ".join((*_OF_CELLS, *_OF_CONTRASTS, "compared"))
+        raise DataError(f"there are no tables of {kind}.", hint=f"There are: {names}.")
+    return _OF_CELLS[kind](_chosen(result["cells"], patterns))
 
 
 def _chosen(items: Sequence[Mapping[str, Any]], patterns: Sequence[str]) -> list[Mapping[str, Any]]:

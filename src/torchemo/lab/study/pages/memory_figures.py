@@ -11,11 +11,11 @@ from torchemo.lab.study.scales import OWN_WORLDS
 from torchemo.report.format import METRICS
 
 FEWEST = 3
-"""Fewer learners than these are told better by a table."""
+"""For fewer learners than these a table is clearer."""
 
 
 def memory_figures(result: Mapping[str, Any]) -> dict[str, tuple[str, Markup]]:
-    """Return by world the caption and the figure of learners that a study has without and with memory."""
+    """Return by task set the caption and the figure of learners that a study has without and with memory."""
     found = {}
     for world in dict.fromkeys(cell["world"] for cell in result["cells"]):
         pairs = _pairs(result, world)

@@ -36,6 +36,6 @@ def write_pages(folder: Path, result: Mapping[str, Any]) -> list[Path]:
 
 
 def is_synthetic(result: Mapping[str, Any]) -> bool:
-    """Whether the tasks are drawn by formulas."""
+    """Return whether the tasks are drawn by formulas."""
     sets = [name for names in result["worlds"].values() for name in names]
     return any(name.startswith(("synthetic-", "regression:")) for name in sets)

@@ -1,27 +1,23 @@
 """A result as tables: our cells, contrasts beside the paper's numbers, recalls, cost, the paper itself."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchemo.lab.study.catalogue import ENTRIES
+from torchemo.lab.study.pages.cost import cpu_seconds
+from torchemo.lab.study.pages.table import Table
+from torchemo.lab.study.pages.visit_tables import meets_visits, place_of, visit_tables
 from torchemo.lab.study.scales import FOUR
 from torchemo.lab.study.verdict import interval_of, verdict_of
 from torchemo.report.format import METRICS, MINUS, number
-
-
-class Table(NamedTuple):
-    """A table of texts."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
     """Return all tables of a result; those without rows are left out."""
     cells = result["cells"]
     found = [
-        *score_tables(cells),
+        *visit_tables(cells),
+        *score_tables([cell for cell in cells if not meets_visits(cell)]),
         contrast_table(result["contrasts"]),
         recall_table(cells),
         recalled_table(cells),
@@ -78,7 +74,7 @@ def chosen_rates(options: Sequence[str]) -> str:
 
 
 def score_tables(cells: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return one table per world that cells were trained and tested on."""
+    """Return one table per task set that cells were trained and tested on."""
     worlds = dict.fromkeys(world for cell in cells for world in cell["tests"])
     found = []
     for world in worlds:
@@ -109,9 +105,8 @@ def _score_row(cell: Mapping[str, Any], world: str, domains: Sequence[str]) -> t
 
 
 def _cpu_seconds(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Average what training took, validations included, over the runs that were not interrupted."""
-    known = [run["cpu_seconds"] for run in runs if run.get("cpu_seconds") is not None]
-    return f"{sum(known) / len(known):.0f}" if known else ""
+    seconds = cpu_seconds(runs)
+    return "" if seconds is None else f"{seconds:.0f}"
 
 
 def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
@@ -119,8 +114,7 @@ def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for c in contrasts:
         if c["diverged"]:
-            who = " and ".join(c["diverged"])
-            rows.append((c["name"], _paper_gain(c), f"{who} diverged", "", _expected(c)))
+            rows.append((c["name"], _paper_gain(c), _difference(c), "", _expected(c)))
             continue
         m = METRICS[c["metric"]]
         domains = ", ".join(
@@ -130,7 +124,7 @@ def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
             (
                 c["name"],
                 _paper_gain(c),
-                estimate(interval_of(c), c["metric"], sign=True) + _relative(c),
+                _difference(c),
                 domains if len(c["per_domain"]) > 1 else "",
                 _expected(c),
             )
@@ -139,13 +133,31 @@ def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Paired differences on the same tasks", columns, rows)
 
 
+def gains_by_set(contrasts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return paired differences, one row per pair and one column per task set."""
+    found: dict[str, dict[str, str]] = {}
+    for c in contrasts:
+        place = place_of(c["cell"])
+        found.setdefault(c["name"].replace(f" {place}", ""), {})[place] = _difference(c)
+    places = list(dict.fromkeys(place for row in found.values() for place in row))
+    rows = [(name, *(row.get(place, "") for place in places)) for name, row in found.items()]
+    return Table("Paired differences [95 %]", ("first minus second", *places), rows)
+
+
+def _difference(contrast: Mapping[str, Any]) -> str:
+    """Write a paired difference with its interval, or who diverged."""
+    if contrast["diverged"]:
+        return f"{' and '.join(contrast['diverged'])} diverged"
+    return estimate(interval_of(contrast), contrast["metric"], sign=True) + _relative(contrast)
+
+
 def _paper_gain(contrast: Mapping[str, Any]) -> str:
     paper = contrast["paper"]
     return "" if paper is None else number(paper, sign=True, decimals=2)
 
 
 def _relative(contrast: Mapping[str, Any]) -> str:
-    """Errors of regression are told apart by their ratio."""
+    """Write the ratio of errors; accuracies have none."""
     relative = contrast["relative"]
     if METRICS[contrast["metric"]].higher_is_better or relative is None:
         return ""

@@ -1,7 +1,8 @@
 """Cells that several entries share."""
 
+from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchemo.lab.study.entry import MIXED, Cell, Contrast
 
@@ -62,78 +63,44 @@ def suffix(n_shot: int) -> str:
     return "" if n_shot == 1 else f" {n_shot}-shot"
 
 
-def base_cell(
-    learner: str, *, world: str = "mixed", tests: tuple[str, ...] = (), n_shot: int = 1
-) -> Cell:
-    """Return a base learner."""
-    return Cell(
-        f"{learner}{suffix(n_shot)}",
-        LEARNERS[learner] + suffix(n_shot),
-        learner,
-        "base",
-        world=world,
-        tests=tests,
-        n_shot=n_shot,
-    )
+def base_cell(learner: str, *, n_shot: int = 1, **where: Any) -> Cell:
+    """Return a base learner; ``where`` are `Cell.world` and `Cell.tests`."""
+    shots = suffix(n_shot)
+    title = LEARNERS[learner] + shots
+    return Cell(f"{learner}{shots}", title, learner, "base", n_shot=n_shot, **where)
 
 
-def memory_cell(
-    learner: str,
-    kind: str,
-    *,
-    world: str = "mixed",
-    tests: tuple[str, ...] = (),
-    n_shot: int = 1,
-) -> Cell:
-    """Return a base learner with a kind of memory."""
-    memory = KINDS[kind]
-    return Cell(
-        f"{learner}{kind}{suffix(n_shot)}",
-        memory.beside(LEARNERS[learner]) + suffix(n_shot),
-        f"{learner}{memory.preset}",
-        "memory",
+def memory_cell(learner: str, kind: str, *, n_shot: int = 1, **where: Any) -> Cell:
+    """Return a base learner with a kind of memory; ``where`` are `Cell.world` and `Cell.tests`."""
+    base, memory = base_cell(learner, n_shot=n_shot, **where), KINDS[kind]
+    return replace(
+        base,
+        name=f"{learner}{kind}{suffix(n_shot)}",
+        title=memory.beside(LEARNERS[learner]) + suffix(n_shot),
+        preset=f"{learner}{memory.preset}",
+        role="memory",
         options=memory.options,
-        world=world,
-        tests=tests,
-        n_shot=n_shot,
         variant=memory.variant,
     )
 
 
 def rule_cells(*, world: str = "mixed", n_shot: int = 1) -> tuple[Cell, ...]:
     """Return MAML with three inner rules and with memory (T2, F1, F2)."""
-    rules = {"momentum": "Momentum", "adam": "Adam"}
-    others = tuple(
-        Cell(
-            f"maml {rule}{suffix(n_shot)}",
-            f"MAML, {title}{suffix(n_shot)}",
-            "maml",
-            "base",
+    base = base_cell("maml", world=world, n_shot=n_shot)
+    others = (
+        replace(
+            base,
+            name=f"maml {rule}{suffix(n_shot)}",
+            title=f"MAML, {title}{suffix(n_shot)}",
             options=(f"learner.rule={rule}",),
-            world=world,
-            n_shot=n_shot,
         )
-        for rule, title in rules.items()
+        for rule, title in (("momentum", "Momentum"), ("adam", "Adam"))
     )
     remembering = (memory_cell("maml", kind, world=world, n_shot=n_shot) for kind in RECORDED)
-    return (base_cell("maml", world=world, n_shot=n_shot), *others, *remembering)
+    return (base, *others, *remembering)
 
 
-def gain(
-    learner: str,
-    kind: str,
-    *,
-    n_shot: int = 1,
-    paper: float | None = None,
-    claims: tuple[str, ...] = (),
-) -> Contrast:
+def gain(learner: str, kind: str, *, n_shot: int = 1, **more: Any) -> Contrast:
     """Set a learner with memory against the same learner without."""
-    cell = f"{learner}{kind}{suffix(n_shot)}"
-    return Contrast(
-        f"{cell} vs {learner}",
-        cell,
-        f"{learner}{suffix(n_shot)}",
-        "better",
-        paper=paper,
-        claims=claims,
-    )
+    cell, base = f"{learner}{kind}{suffix(n_shot)}", f"{learner}{suffix(n_shot)}"
+    return Contrast(f"{cell} vs {learner}", cell, base, "better", **more)

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from torchemo.config.presets import parts_of
 from torchemo.lab.study.catalogue import ENTRIES
-from torchemo.lab.study.entry import MIXED, OFFSETS, Contrast, Entry
+from torchemo.lab.study.entry import LIFELONG, MIXED, OFFSETS, Contrast, Entry
 from torchemo.lab.study.pages.tables import estimate
 from torchemo.lab.study.paper.published import PUBLISHED
 from torchemo.lab.study.scales import FOUR, scale_of
+from torchemo.lab.study.streams.visits import finder_of
 from torchemo.lab.study.verdict import Verdict, interval_of, over_tasks, together, verdict_of
 from torchemo.report.format import METRICS, number
 
@@ -147,7 +148,7 @@ def _planned_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _missing(result: Mapping[str, Any], wanted: Collection[str]) -> dict[str, list[str]]:
-    """Name by variant the contrasts that a claim rests on and that a result does not have."""
+    """Name by variant the contrasts that a claim needs and that a result does not have."""
     drawn = {c["name"] for c in result["contrasts"]}
     variants = _variants(result)
     found: dict[str, list[str]] = {name or "": [] for name in (None, *variants.values())}
@@ -189,7 +190,13 @@ def _run_ids(cell: Mapping[str, Any]) -> list[str]:
 
 
 def variant_of(cell: Mapping[str, Any]) -> str:
-    """Name the variant of EMO that a recorded cell with memory has."""
+    """Name the variant of EMO that a recorded cell with memory has.
+
+    A memory of tasks that come back is named with who finds its visits: a claim may hold where classes are
+    named, and not where nobody names them.
+    """
+    if cell.get("variant") == LIFELONG and cell.get("visits"):
+        return f"{LIFELONG}, {finder_of(cell['visits']['find'])}"
     by_preset = {"emo": "emo", "emo-paper": "paper", "offsets": OFFSETS, "offsets-joint": OFFSETS}
     _, memory = parts_of(cell["preset"])
     return cell.get("variant") or by_preset.get(memory or "", "")

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import final
 
-from torchemo.lab.study.entry import MIXED, OFFSETS, REPAIRED, Cell, Contrast, Expectation, entry
+from torchemo.lab.study.entry import (
+    MIXED,
+    OFFSETS,
+    REPAIRED,
+    Cell,
+    Contrast,
+    Expectation,
+    entry,
+    versus,
+)
 from torchemo.lab.study.paper.cells import MIXED_OPTIONS, REPAIRED_OPTIONS, base_cell, suffix
 from torchemo.lab.study.paper.published import PUBLISHED, Published
 from torchemo.lab.study.scales import Scale
@@ -84,8 +93,7 @@ class _Sweep:
         ]
         names = {size: self.cell_name(size, n_shot) for size in (0, *self.sizes)}
         return [
-            Contrast(
-                f"{names[a]} vs {names[b]}",
+            versus(
                 names[a],
                 names[b],
                 expect,
@@ -103,7 +111,7 @@ class _Sweep:
 
 
 def _world(scale: Scale) -> str:
-    """The paper sweeps on miniImageNet; elsewhere the mixed world, whose runs T1 has already."""
+    """The paper sweeps on miniImageNet; elsewhere the mixed sets, whose runs T1 has already."""
     return "narrow" if scale.name == "paper" else "mixed"
 
 

@@ -4,12 +4,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from torchemo.lab.study.entry import MIXED, REPAIRED, Cell, Contrast, Expectation, entry
+from torchemo.lab.study.entry import REPAIRED, Cell, Contrast, Expectation, entry, versus
 from torchemo.lab.study.paper.cells import (
     IN_TABLES,
     KINDS,
     LEARNERS,
-    MIXED_OPTIONS,
     RECORDED,
     REPAIRED_OPTIONS,
     base_cell,
@@ -46,10 +45,8 @@ def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
             ]
     for world in _own_worlds(scale):
         for learner in LEARNERS:
-            cells = (
-                base_cell(learner, world=world),
-                memory_cell(learner, "-offsets", world=world),
-            )
+            base = base_cell(learner, world=world)
+            cells = (base, memory_cell(learner, "-offsets", world=world))
             # Where grids take long, all take the rates that the base learner chose on the paper's sets.
             rates = learner if scale.base_rates else None
             found += [replace(_renamed(cell), of=rates) for cell in cells]
@@ -87,12 +84,9 @@ def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
             for kind in KINDS:
                 found.append(gain(learner, kind, n_shot=n_shot, paper=paper, claims=("C1",)))
                 cell, base = f"{learner}{kind}{suffix(n_shot)}", f"{learner}{suffix(n_shot)}"
-                found += [
-                    Contrast(f"{cell} vs {base}, {world}", cell, base, test=world)
-                    for world in scale.elsewhere
-                ]
+                found += [versus(cell, base, test=world) for world in scale.elsewhere]
                 expect: Expectation = "better" if kind == "-offsets" else "shown"
-                found.append(Contrast(f"{cell} vs {base} longer", cell, f"{base} longer", expect))
+                found.append(versus(cell, f"{base} longer", expect))
     for world, learner in itertools.product(_own_worlds(scale), LEARNERS):
         cell, base = f"{learner}-offsets on {world}", f"{learner} on {world}"
         found.append(Contrast(f"{cell} vs {learner}", cell, base, "better"))
@@ -104,18 +98,17 @@ T1 = entry("T1", _t1_cells, _t1_contrasts)
 
 def _t2_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     table = PUBLISHED["T2"]
+    rules = {"SGD": "maml", "Momentum": "maml momentum", "Adam": "maml adam"}
     return (
         gain("maml", "-emo-mixed", paper=table.gain("EMO", "SGD"), claims=("C7",)),
         gain("maml", "-offsets", paper=table.gain("EMO", "SGD")),
-        Contrast(
-            "SGD vs Momentum", "maml", "maml momentum", "better",
-            paper=table.gain("SGD", "Momentum"), claims=("C7",),
+        *(
+            Contrast(
+                f"{a} vs {b}", rules[a], rules[b], "better", paper=table.gain(a, b), claims=("C7",)
+            )
+            for a, b in itertools.pairwise(rules)
         ),
-        Contrast(
-            "Momentum vs Adam", "maml momentum", "maml adam", "better",
-            paper=table.gain("Momentum", "Adam"), claims=("C7",),
-        ),
-    )  # fmt: skip
+    )
 
 
 T2 = entry("T2", lambda scale: rule_cells(), _t2_contrasts)
@@ -131,17 +124,16 @@ def _variants(
         options: Names, and the options that choose the part.
         of: From learner and name to the cell whose rates it takes; None tunes its own.
     """
+    cells = {learner: memory_cell(learner, "-emo-mixed") for learner in LEARNERS}
     return tuple(
-        Cell(
-            f"{learner} {name}",
-            f"{title} + {KINDS['-emo-mixed'].title}, {name}",
-            f"{learner}-emo-paper",
-            "memory",
-            options=(*MIXED_OPTIONS, *chosen),
+        replace(
+            cell,
+            name=f"{learner} {name}",
+            title=f"{cell.title}, {name}",
+            options=(*cell.options, *chosen),
             of=of(learner, name),
-            variant=MIXED,
         )
-        for learner, title in LEARNERS.items()
+        for learner, cell in cells.items()
         for name, chosen in options.items()
     )
 
@@ -174,9 +166,7 @@ def _t3_contrasts(scale: Scale) -> tuple[Contrast, ...]:
             for other in AGGREGATORS
             if other != best
         ]
-        found += [
-            Contrast(f"{learner} {a} vs {learner}", f"{learner} {a}", learner) for a in AGGREGATORS
-        ]
+        found += [versus(f"{learner} {a}", learner) for a in AGGREGATORS]
     return tuple(found)
 
 
@@ -247,11 +237,10 @@ T5 = entry(
     lambda scale: (
         base_cell("maml"),
         memory_cell("maml", "-emo-mixed"),
-        Cell(
-            "transformer-based gradient",
-            "MAML + EMO, transformer-based gradient",
-            "maml-emo-paper",
-            "memory",
+        replace(
+            memory_cell("maml", "-emo-paper"),
+            name="transformer-based gradient",
+            title="MAML + EMO, transformer-based gradient",
             missing="the paper does not say what it is",
         ),
     ),
@@ -262,15 +251,15 @@ T5 = entry(
 def _t6_cells(scale: Scale) -> tuple[Cell, ...]:
     found: list[Cell] = []
     for learner in ("maml", "meta-sgd"):
-        adam = Cell(
-            f"{learner} adam",
-            f"{LEARNERS[learner]}, Adam",
-            learner,
-            "base",
+        base = base_cell(learner)
+        adam = replace(
+            base,
+            name=f"{learner} adam",
+            title=f"{base.title}, Adam",
             options=("learner.rule=adam",) if learner == "maml" else (),
             missing=None if learner == "maml" else "Meta-SGD learns its rates; it has no Adam rule",
         )
-        found += [base_cell(learner), adam, *(memory_cell(learner, kind) for kind in RECORDED)]
+        found += [base, adam, *(memory_cell(learner, kind) for kind in RECORDED)]
     return tuple(found)
 
 

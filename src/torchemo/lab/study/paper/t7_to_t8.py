@@ -1,11 +1,10 @@
-"""T7 to T9: EMO on top of ARML against other learners, with Conv-4 and ResNet-12."""
+"""T7 and T8: EMO on top of ARML against other learners, with Conv-4."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchemo.config.presets import parts_of
-from torchemo.lab.study.entry import Cell, Contrast, Expectation, entry
+from torchemo.lab.study.entry import Cell, Contrast, Expectation, entry, versus
 from torchemo.lab.study.paper.cells import KINDS, suffix
 from torchemo.lab.study.paper.cells import LEARNERS as TUNED
 from torchemo.lab.study.paper.published import PUBLISHED
@@ -76,18 +75,18 @@ def _cell(scale: Scale, learner: str, kind: str, *, world: str, n_shot: int) -> 
         LEARNERS[learner] + suffix(n_shot) + WORLDS[world],
         learner,
         "base",
-        options=_sizes(learner, scale),
+        options=sizes(learner, scale),
         world=world,
         tests=_textures(scale),
         n_shot=n_shot,
         of=_rates_of(learner, scale, n_shot),
     )
-    return _remembering(base, learner, kind) if kind else base
+    return remembering(base, LEARNERS[learner], kind) if kind else base
 
 
-def _remembering(base: Cell, learner: str, kind: str) -> Cell:
-    """Return the cell of a learner with a kind of memory."""
-    memory, title = KINDS[kind], LEARNERS[learner]
+def remembering(base: Cell, title: str, kind: str) -> Cell:
+    """Return the cell of a learner, which is called ``title``, with a kind of memory."""
+    memory, learner = KINDS[kind], base.preset
     return replace(
         base,
         name=base.name.replace(learner, f"{learner}{kind}", 1),
@@ -140,7 +139,8 @@ def _steps(cell: Cell, count: int) -> tuple[str, ...]:
     return (f"train.steps={count}", f"train.validate_every={count // 5}", *own)
 
 
-def _sizes(learner: str, scale: Scale) -> tuple[str, ...]:
+def sizes(learner: str, scale: Scale) -> tuple[str, ...]:
+    """Return the published sizes of a learner at the scale of the paper."""
     return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
 
@@ -167,7 +167,7 @@ def _contrasts(scale: Scale, n_shot: int) -> tuple[Contrast, ...]:
     if not (scale.regression and scale.name == "cpu" and n_shot == 1):
         return found
     longer = (
-        Contrast(f"{name}{LONGER} vs {base}{LONGER}", f"{name}{LONGER}", f"{base}{LONGER}")
+        versus(f"{name}{LONGER}", f"{base}{LONGER}")
         for base, names in LONGER_PAIRS.items()
         for name in names
     )
@@ -186,7 +186,7 @@ def _both(
     if cell in scale.costs and base in scale.costs:
         first += IN_EQUAL_TIME
         second += "" if base == "maml" else IN_EQUAL_TIME  # the others have its time
-        yield Contrast(f"{first} vs {second}", first, second)
+        yield versus(first, second)
 
 
 def _pairs() -> Iterator[tuple[str, str, Expectation]]:
@@ -221,55 +221,4 @@ def _paper(cell: str, base: str, world: str, n_shot: int) -> float | None:
 T7 = entry("T7", lambda scale: _cells(scale, 1), lambda scale: _contrasts(scale, 1))
 T8 = entry("T8", lambda scale: _cells(scale, 5), lambda scale: _contrasts(scale, 5))
 
-_RESNET = ("model.name=resnet12", "model.channels=wide")
-_RESNET_SMOKE = ("model.name=resnet12", "train.steps=2", "train.tasks=1")
-METRIC = {
-    "protonet": "ProtoNet",
-    "matchingnet": "MatchingNet",
-    "metaoptnet-ridge": "MetaOptNet-RR",
-}
-"""Learners without an inner loop of the paper's last table, by preset."""
-
-
-def _t9_cells(scale: Scale) -> tuple[Cell, ...]:
-    small = scale.name == "smoke"
-    worlds, shots = (("narrow",), (1,)) if small else (("narrow", "tiered"), (1, 5))
-    kinds = {"anil": ("-emo-paper",), "arml": ("-emo-paper", "-offsets")}
-    found: list[Cell] = []
-    for world, n_shot, learner in itertools.product(worlds, shots, (*kinds, *METRIC)):
-        if small and learner == "arml":
-            continue
-        base = _t9_base(learner, world, n_shot, scale)
-        found += [base, *(_remembering(base, learner, kind) for kind in kinds.get(learner, ()))]
-    return tuple(found)
-
-
-def _t9_base(learner: str, world: str, n_shot: int, scale: Scale) -> Cell:
-    options = (*_RESNET, *_sizes(learner, scale))
-    if scale.name == "smoke":
-        # A metric learner has no inner loop whose order could be lowered.
-        options = (*_RESNET_SMOKE, *(() if learner in METRIC else ("learner.order=1",)))
-    return Cell(
-        f"{learner} on {world}{suffix(n_shot)}",
-        f"{(LEARNERS | METRIC)[learner]}, {world}{suffix(n_shot)}",
-        learner,
-        "base",
-        options=options,
-        world=world,
-        n_shot=n_shot,
-    )
-
-
-def _t9_contrasts(scale: Scale) -> tuple[Contrast, ...]:
-    cells = _t9_cells(scale)
-    bases = {(c.preset, c.world, c.n_shot): c.name for c in cells if c.role == "base"}
-    found = []
-    for cell in (cell for cell in cells if cell.role == "memory"):
-        base = bases[parts_of(cell.preset)[0], cell.world, cell.n_shot]
-        found.append(Contrast(f"{cell.name} vs {base}", cell.name, base, "better"))
-    return tuple(found)
-
-
-T9 = entry("T9", _t9_cells, _t9_contrasts)
-
-COMPARISONS = (T7, T8, T9)
+COMPARISONS = (T7, T8)

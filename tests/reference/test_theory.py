@@ -1,12 +1,13 @@
 """Numeric checks of the convergence section: oracles are direct simulation and closed forms."""
 
+import doctest
 import math
 
 import numpy as np
 import pytest
 
-from torchemo.core.errors import ConfigError, ShapeError
-from torchemo.lab.theory import (
+from tests.reference import theory
+from tests.reference.theory import (
     block_companion,
     companion,
     curvature_grid,
@@ -20,6 +21,7 @@ from torchemo.lab.theory import (
     spectral_radius,
     stationary_variance,
 )
+from torchemo.core.errors import ConfigError, ShapeError
 
 
 def equal_weights(S):
@@ -341,3 +343,9 @@ def test_bad_curvatures_are_refused():
         block_companion([0.5, 0.5], 0.1, curvatures=np.ones((3, 1, 1)))
     with pytest.raises(ConfigError, match="symmetric"):
         block_companion([1.0], 0.1, curvatures=np.array([[[1.0, 1.0], [0.0, 1.0]]]))
+
+
+def test_the_examples_hold():
+    found = doctest.testmod(theory)
+    assert found.attempted
+    assert not found.failed
