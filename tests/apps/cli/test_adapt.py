@@ -1,16 +1,16 @@
-"""adapt, doctor and demo from the command line: what they print, write and refuse."""
+"""adapt and doctor from the command line: what they print, write and refuse."""
 
 import json
 import shutil
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from tests.apps.cli.conftest import COLOURS, colour_picture
 from tests.report.conftest import answers
 from torchemo.apps.cli.adapt import _show
-from torchemo.lab import demo, doctor
-from torchemo.runs.load import read_config
+from torchemo.lab import doctor
 from torchemo.runs.storage import checkpoint
 
 
@@ -26,6 +26,27 @@ def folders(tmp_path):
             picture.save(support / name / f"{shot}.jpg")
         colour_picture(COLOURS["test"][name], 2000 + seed).save(query / f"{name}.png")
     return support, query
+
+
+def spoil(folder):
+    for file in folder.iterdir():
+        file.write_text("these are words")
+
+
+def mixed(folder):
+    """Twenty good images in a folder, and one each of six that are trouble."""
+    for i in range(20):
+        colour_picture(COLOURS["test"]["black"], i, size=40).save(folder / f"good {i:02}.jpg")
+    whole = (folder / "good 00.jpg").read_bytes()
+    (folder / "corrupt.jpg").write_bytes(whole[: len(whole) // 3])
+    (folder / "words.jpg").write_text("these are words")
+    good = Image.open(folder / "good 01.jpg")
+    good.save(folder / "moves.gif", save_all=True, append_images=[good.rotate(90)])
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(good).save(folder / "telephone.heic")
+    good.resize((9000, 7000)).save(folder / "63 megapixels.jpg", quality=60)
+    good.resize((1, 1)).save(folder / "tiny.png")
+    return {"corrupt.jpg", "words.jpg", "tiny.png"}
 
 
 def words(run, folders, *more):
@@ -50,6 +71,48 @@ def test_queries_are_answered_in_a_table_and_two_files(torchemo, picture_runs, f
     assert [p["file"] for p in saved["predictions"]] == ["black.png", "white.png"]
     page = (out / "sheet.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 2 + 5  # queries and support
+
+
+@pytest.mark.slow
+def test_trouble_in_a_folder_costs_no_other_answer_and_is_told_everywhere(
+    torchemo, picture_runs, folders, tmp_path
+):
+    bad, out = mixed(folders[1]), tmp_path / "answers"
+    found = torchemo(*words(picture_runs / "proto", folders, "--out", out))
+    saved = json.loads((out / "predictions.json").read_text())
+    names = {p.name for p in folders[1].iterdir()}
+    assert found.code == 7
+    assert {p["file"] for p in saved["predictions"]} == names - bad
+    assert {one["name"] for one in saved["left_out"]} == bad
+    assert all(one["reason"] for one in saved["left_out"])
+    page = " ".join((out / "sheet.html").read_text().split())
+    assert "3 files could not be read" in page
+    for name in bad:
+        assert f"left out: {name}: " in found.out
+        assert name in page
+    assert torchemo(*words(picture_runs / "proto", folders, "--json", "--out", out)).code == 7
+    strict = torchemo(*words(picture_runs / "proto", folders, "--strict", "--out", out))
+    assert strict.code == 3
+    assert "corrupt.jpg: " in strict.err
+
+
+def test_a_support_image_that_cannot_be_read_is_left_out(torchemo, picture_runs, folders, tmp_path):
+    (folders[0] / "white" / "bad.png").write_bytes(b"")
+    found = torchemo(*words(picture_runs / "proto", folders, "--out", tmp_path / "answers"))
+    saved = json.loads((tmp_path / "answers" / "predictions.json").read_text())
+    assert found.code == 7
+    assert saved["classes"] == {"black": 2, "white": 3}
+    assert "bad.png: is empty" in found.out
+    words_of = (
+        "export",
+        picture_runs / "proto",
+        "--support",
+        folders[0],
+        "--out",
+        tmp_path / "a.pt2",
+    )
+    assert torchemo(*words_of).code == 7
+    assert torchemo(*words_of, "--strict").code == 3
 
 
 @pytest.mark.parametrize("familiar", [None, True, False])
@@ -89,12 +152,9 @@ def test_neither_the_data_nor_the_run_are_touched(torchemo, picture_runs, folder
         (lambda support, query: shutil.rmtree(support), 3, "there is no such folder"),
         (lambda support, query: shutil.rmtree(query), 3, "there is no such folder"),
         (lambda support, query: (support / "third").mkdir(), 3, "'third' has no images"),
-        (lambda support, query: (query / "x.png").write_bytes(b""), 3, "x.png: is empty"),
-        (
-            lambda support, query: shutil.copytree(support / "black", support / "third"),
-            2,
-            "3 classes, the run was trained for 2",
-        ),
+        (lambda support, query: spoil(query), 3, "black.png: is no readable"),
+        (lambda support, query: spoil(support / "white"), 3, "None of 3 images can be read"),
+        (lambda support, query: shutil.rmtree(support / "black"), 2, "two classes or more"),
     ],
 )
 def test_folders_that_cannot_be_used_are_refused(
@@ -146,50 +206,3 @@ def test_the_doctor_leaves_with_1_when_gradients_are_wrong(torchemo, monkeypatch
     assert found.code == 1
     assert "something is wrong" in found.out
     assert torchemo("doctor", "--json").json["ok"] is False
-
-
-# -- demo ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick_demo(picture_runs, monkeypatch):
-    """The demo on plain colours with tiny networks, two of them with memory."""
-    configs = {"maml": read_config(picture_runs / "proto")}
-    configs["maml-offsets"] = configs["single-slot"] = read_config(picture_runs / "memory")
-
-    def tiny(name, config):
-        chosen = configs[name]
-        return replace(chosen, train=replace(chosen.train, steps=config.steps))
-
-    monkeypatch.setattr(demo, "demo_run", tiny)
-    # Pages have tests of their own; here only that they are asked for.
-    written = []
-    monkeypatch.setattr(
-        "torchemo.report.comparison.write_comparison_report",
-        lambda found, out: written.append(out) or out,
-    )
-    monkeypatch.setattr("torchemo.report.run.page.write_run_report", written.append)
-    return written
-
-
-def test_the_demo_shows_and_saves_its_comparison(torchemo, quick_demo, tmp_path):
-    out = tmp_path / "demo"
-    words = ("demo", "--out", out, "--steps", 2, "--test-tasks", 4)
-    found = torchemo(*words)
-    assert found.code == 0
-    assert "synthetic" in found.out
-    assert "4 paired tasks, one seed" in found.out
-    assert str(out / "report.html") in found.out
-    assert "MAML + single slot: +0.00 [" in found.out  # here the two memories are the same
-    assert quick_demo == [out / "report.html", *(out / name for name in demo.RUNS)]
-    first = json.loads((out / "summary.json").read_text())
-    machine = torchemo(*words, "--json")  # a demo is made anew over a demo
-    assert machine.json == json.loads((out / "summary.json").read_text()) == first
-
-
-def test_the_demo_does_not_write_over_anything_else(torchemo, quick_demo, tmp_path):
-    (tmp_path / "mine.txt").write_text("dear")
-    found = torchemo("demo", "--out", tmp_path)
-    assert found.code == 2
-    assert "not a demo" in found.err
-    assert (tmp_path / "mine.txt").exists()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from torchemo.core import allocator as memory
+from torchemo.core.workers import usable_cores
 from torchemo.training.device import task_workers
 
 
@@ -53,3 +54,9 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("limit", ["two", "\u00b2", "-1", "0", "1.5", "", "9" * 5000])
+def test_a_limit_of_threads_that_is_no_number_is_none(monkeypatch, limit):
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert task_workers(release_memory=True) == usable_cores()

@@ -86,8 +86,12 @@ def test_everything_wrong_with_a_set_is_told_at_once(torchemo, bad_set):
     found = torchemo(*words)
     assert found.code == 3
     lines = found.out.splitlines()
-    assert f"bad image: {bad_set / 'train/red/00.png'}: is empty." in lines
-    assert any(line.startswith(f"bad image: {bad_set / 'train/red/01.png'}: ") for line in lines)
+    assert (
+        f"bad image, left out: {bad_set / 'train/red/00.png'}: is empty. Replace or remove the file."
+        in lines
+    )
+    second = f"bad image, left out: {bad_set / 'train/red/01.png'}: "
+    assert any(line.startswith(second) for line in lines)
     assert "small class: grey has 1 images, 2 are needed" in lines
     (leak,) = [line for line in lines if line.startswith("in two splits: ")]
     assert "99.png (test)" in leak
@@ -105,16 +109,17 @@ def test_a_long_list_of_trouble_is_cut_for_people_only(torchemo, tmp_path):
     for path in (root / "train" / "red").iterdir():
         path.write_bytes(b"")
     found = torchemo("data", "check", root, "--n-way", 2, "--n-query", 1)
-    assert found.out.count("bad image: ") == 21
-    assert "bad image: and 10 more (--json lists all)" in found.out
+    assert found.out.count("bad image, left out: ") == 21
+    assert "bad image, left out: and 10 more (--json lists all)" in found.out
     assert len(torchemo("data", "check", root, "--json").json["bad"]) == 30
 
 
 def test_splits_that_are_missing_for_training_are_named(torchemo, tmp_path):
     root = write_colours(tmp_path / "set", images=4, splits=("train", "test"))
     found = torchemo("data", "check", root, "--n-way", 2, "--n-query", 1)
-    assert found.code == 0
-    assert "no class has split val" in found.out
+    assert found.code == 3
+    assert "no class has split 'val'" in found.out
+    assert "--splits 64:16:20" in found.out
 
 
 def test_one_of_several_schemes_of_splits_is_chosen(torchemo, tmp_path):
@@ -157,11 +162,13 @@ def test_a_packed_set_holds_the_same_pictures(torchemo, colours, tmp_path):
 
 def test_packing_can_resize_grey_and_leave_out_bad_pictures(torchemo, bad_set, tmp_path):
     words = ("data", "pack", bad_set, tmp_path / "packed", "--image-size", 8, "--channels", 1)
-    found = torchemo(*words)
+    found = torchemo(*words, "--strict")
     assert found.code == 3
     assert "red/00.png" in found.err
     assert not (tmp_path / "packed").exists()
-    report = torchemo(*words, "--skip-bad", "--json").json
+    left = torchemo(*words, "--json")
+    assert left.code == 7
+    report = left.json
     classes = sum(len(names) for names in COLOURS.values())
     assert (report["images"], report["classes"], len(report["skipped"])) == (32, classes, 2)
     assert load(tmp_path / "packed").shape == (1, 8, 8)
@@ -171,6 +178,6 @@ def test_names_from_files_cannot_command_the_terminal(torchemo, tmp_path):
     root = write_colours(tmp_path / "set", images=2)
     (root / "train" / "red" / "\x1b[31m[bold].png").write_bytes(b"")
     found = torchemo("data", "check", root, "--n-way", 2, "--n-query", 1)
-    assert found.code == 3
+    assert found.code == 7
     assert "\x1b" not in found.out
     assert "\\x1b[31m[bold].png" in found.out

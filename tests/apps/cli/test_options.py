@@ -10,7 +10,14 @@ import pytest
 
 from torchemo.config import presets
 from torchemo.config.presets import names, preset
-from torchemo.config.run import DataConfig, OuterConfig, StreamSpec, TrainConfig
+from torchemo.config.run import (
+    AugmentSpec,
+    DataConfig,
+    DenseConfig,
+    OuterConfig,
+    StreamSpec,
+    TrainConfig,
+)
 from torchemo.config.toml import dumps
 from torchemo.learners import LEARNERS
 from torchemo.memory import MEMORIES
@@ -125,6 +132,8 @@ def test_a_section_of_parts_says_what_each_part_is(torchemo):
         ("data", DataConfig),
         ("outer", OuterConfig),
         ("data.stream", StreamSpec),
+        ("data.augment", AugmentSpec),
+        ("train.dense", DenseConfig),
     ]
     + [(f"learner.{name}", LEARNERS.options_of(name)) for name in LEARNERS]
     + [(f"memory.{name}", MEMORIES.options_of(name)) for name in MEMORIES]
@@ -135,7 +144,9 @@ def test_a_section_of_parts_says_what_each_part_is(torchemo):
 def test_every_option_of_every_part_has_words(torchemo, part, kind):
     found = torchemo("options", part, "--json").json
     assert [one["name"] for one in found["options"]] == [
-        field.name for field in fields(kind) if field.type is not StreamSpec
+        field.name
+        for field in fields(kind)
+        if field.type not in (AugmentSpec, DenseConfig, StreamSpec)
     ]
     for one in found["options"]:
         assert one["help"].strip(), one

@@ -132,14 +132,21 @@ def test_a_report_that_would_not_go_where_it_was_asked_to_is_refused(
 # -- demo, data, doctor, bench -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("option", "said"), [("--steps", "steps"), ("--test-tasks", "tasks")])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--steps", "steps should be 1"),
+        ("--test-tasks", "tasks should be 2"),
+        ("--visits", "visits should be 2"),
+    ],
+)
 def test_a_demo_that_cannot_be_made_leaves_the_one_before(torchemo, tmp_path, option, said):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / MARK).touch()
     (tmp_path / "demo" / "summary.json").write_text("{}")
     found = torchemo("demo", "--out", tmp_path / "demo", option, 0)
     assert found.code == 2
-    assert f"{said} should be 1 or more, got 0" in found.err
+    assert f"{said} or more, got 0" in found.err
     assert (tmp_path / "demo" / "summary.json").exists()
 
 

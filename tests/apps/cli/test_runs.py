@@ -35,17 +35,17 @@ def test_training_says_how_large_it_is_how_it_goes_and_what_to_do_next(torchemo,
     )
     assert found.code == 0
     # An MLP 1-4-1 has 13 parameters; 5 slots of 13 values and a key of 8 in float32, a domain (int64),
-    # five 64-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 41 bytes.
+    # five 32-bit counters and a bit: 13 * 4 + 8 * 4 + 8 + 21 bytes.
     first, second = found.err.splitlines()[:2]
     assert first.startswith("MAML + EMO on ")
     assert first.endswith("6 outer steps")
     assert second.startswith("13 parameters, ")
-    assert "memory of 5 slots x 133 bytes = 665 bytes" in found.err
+    assert "memory of 5 slots x 113 bytes = 565 bytes" in found.err
     assert "step 6, validation: loss " in found.err
     assert found.out.startswith("finished after 6 steps, best ")
     assert f"torchemo eval {tmp_path / 'run'}" in found.out
     start = events.read(tmp_path / "run" / "events.jsonl")[0]
-    assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 665)
+    assert (start["event"], start["step"], start["memory_bytes"]) == ("start", 0, 565)
 
 
 @pytest.mark.slow
@@ -237,7 +237,9 @@ def test_a_memory_that_trains_after_the_learner_is_announced(torchemo, point_run
         assert torchemo("eval", tmp_path / name, "--tasks", 12).code == 0
     told = "They had different numbers of outer steps: MAML 6, MAML + offsets 8."
     assert told in torchemo("compare", point_runs / "base", run).out.splitlines()
-    assert "outer steps" not in torchemo("compare", point_runs / "base", tmp_path / "joint").out
+    alike = torchemo("compare", point_runs / "base", tmp_path / "joint").out
+    assert "different numbers of outer steps" not in alike
+    assert "outer steps and CPU seconds of a training: MAML 6 and " in alike
     (machine,) = torchemo("compare", point_runs / "base", run, "--json").json
     assert (machine["base"]["outer_steps"], machine["other"]["outer_steps"]) == ([6], [8])
     twice = (point_runs / "base", point_runs / "base", "--against", tmp_path / "joint", run)
@@ -270,6 +272,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(torchemo, tmp_path):
     # Shorten what is left: the number of steps decides nothing before the last one.
     text = (root / "config.toml").read_text()
     (root / "config.toml").write_text(text.replace("\nsteps = 900", f"\nsteps = {step + 5}"))
+    assert torchemo("checkpoint", "accept-config", root).code == 0
     found = torchemo("train", "--resume", root)
     assert found.code == 0
     assert found.out.startswith(f"finished after {step + 5} steps")
@@ -345,7 +348,9 @@ def test_a_run_is_tested_on_a_domain_it_has_never_seen(torchemo, picture_runs, s
     assert "on test tasks of dark (standard, inductive)" in " ".join(found.out.split())
     file = run / "eval-test-standard-dark.json"
     assert f"written: {file}" in found.out
-    assert torchemo(*words, "--json").json == json.loads(file.read_text())
+    kept = json.loads(file.read_text())
+    assert kept.pop("sha256")
+    assert torchemo(*words, "--json").json == kept
     assert not (run / "eval-test-standard.json").exists()
     assert torchemo("compare", file, file).code == 0
     refused = torchemo(*words, "--split", "val")
@@ -380,10 +385,11 @@ def test_that_some_tasks_skip_recall_is_said(capsys, share, said):
     summary = {"last": last, "per_domain": {}, "per_step": [0.2, 0.5]}
     protocol = {"split": "test", "name": "standard", "statistics": "inductive"}
     about = {"metric": "accuracy", "method": "M", "on": None, "protocol": protocol}
-    _show_result({**about, "summary": summary, "recalled": share, "failed": None})
-    words = "75.0 % of the tasks skip recall: they are unlike those of training."
-    assert (words in capsys.readouterr().out) is said
-    _show_result({**about, "summary": summary, "recalled": share, "failed": [2]})
+    about |= {"summary": summary, "recalled": share, "skips": {"birds": 0.5, "fungi": 1.0}}
+    _show_result({**about, "failed": None})
+    words = "75.0 % of the tasks skip recall (birds 50 %, fungi 100 %): they are unlike those of training."
+    assert (words in " ".join(capsys.readouterr().out.split())) is said
+    _show_result({**about, "failed": [2]})
     failed = "they are unlike those of training, or recall slots that failed validation."
     assert (failed in " ".join(capsys.readouterr().out.split())) is said
 
@@ -409,6 +415,7 @@ def test_a_result_is_shown_and_lies_beside_the_run(torchemo, point_runs):
     assert "after inner step  0: " in found.out
     machine = torchemo("eval", point_runs / "memory", "--tasks", 12, "--json")
     saved = json.loads((point_runs / "memory" / "eval-test-standard.json").read_text())
+    assert saved.pop("sha256")
     assert machine.json == saved
     assert len(saved["per_task"]) == 12
 
@@ -426,6 +433,33 @@ def test_what_cannot_be_evaluated_says_why(torchemo, point_runs, words, code, sa
     found = torchemo("eval", point_runs / "base", *words)
     assert found.code == code
     assert said in found.err
+
+
+def test_tasks_of_another_size_are_evaluated_into_a_file_of_their_own(
+    torchemo, picture_runs, tmp_path
+):
+    root = shutil.copytree(picture_runs / "memory", tmp_path / "run")
+    asked = ("--way", "3", "--shot", "2", "--tasks", "4")
+    found = torchemo("eval", root, *asked, "--json").json
+    assert (found["protocol"]["way"], found["protocol"]["shot"]) == (3, 2)
+    assert found["summary"]["per_step"][0] == pytest.approx(1 / 3, abs=0.05)
+    shown = torchemo("eval", root, *asked)
+    assert "3-way, 2-shot" in shown.out
+    assert "eval-test-standard-3way-2shot.json" in shown.out
+    assert torchemo("report", root).code == 0
+    assert "3-way 2-shot" in (root / "report.html").read_text()
+    ordinary = torchemo("eval", root, "--tasks", "4", "--json").json
+    assert "way" not in ordinary["protocol"]
+    written = [root / f"eval-test-standard{size}.json" for size in ("", "-3way-2shot")]
+    mixed = torchemo("compare", *written)
+    assert (mixed.code, "way" in mixed.err) == (3, True)
+    refused = (("--way", "4"), ("--way", "1"), ("--shot", "0"))
+    assert [torchemo("eval", root, *words).code for words in refused] == [3, 2, 2]
+
+
+def test_regression_has_no_classes(torchemo, point_runs):
+    found = torchemo("eval", point_runs / "base", "--way", "3")
+    assert (found.code, "no classes" in found.err) == (2, True)
 
 
 def test_a_folder_without_a_run_is_no_run(torchemo, tmp_path):

@@ -9,6 +9,8 @@ from tests.apps.cli.conftest import flip_a_bit
 from torchemo.apps.cli.memory import scatter
 from torchemo.runs.load import best_checkpoint
 from torchemo.runs.storage import checkpoint
+from torchemo.runs.storage.info import plain_progress
+from torchemo.training.progress import Progress
 
 
 @pytest.fixture
@@ -154,7 +156,8 @@ def test_the_newest_checkpoint_says_which_one_is_best(torchemo, point_runs, tmp_
     (tmp_path / "config.toml").write_text((point_runs / "memory" / "config.toml").read_text())
     for step, best in ((2, 2), (4, 4), (6, 4)):
         groups = {"params": {"w": torch.zeros(1)}}
-        checkpoint.publish(tmp_path, step, groups=groups, info={"progress": {"best_step": best}})
+        known = plain_progress(Progress(best, 0.5))
+        checkpoint.publish(tmp_path, step, groups=groups, info={"progress": known})
     shown = torchemo("checkpoint", "list", tmp_path).out
     (line,) = [line for line in shown.splitlines() if " best " in line]
     assert line.split("│")[1].strip() == "4"

@@ -112,7 +112,7 @@ def test_every_command_is_told_of():
         (("compare", "a", "b", "--agianst", "c"), "--against"),
         (("demo", "--stesp", "3"), "--steps"),
         (("data", "check", "set", "--n-wya", "3"), "--n-way"),
-        (("data", "pack", "set", "out", "--skipbad"), "--skip-bad"),
+        (("data", "pack", "set", "out", "--stricct"), "--strict"),
         (("memory", "show", "run", "--row", "3"), "--rows"),
         (("adapt", "run", "--suport", "x", "--query", "y"), "--support"),
         (("doctor", "--jsn"), "--json"),

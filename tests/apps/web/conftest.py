@@ -13,6 +13,7 @@ from PIL import Image
 from torchemo.apps.web.answering import Answering
 from torchemo.apps.web.app import build_app
 from torchemo.apps.web.session import Limits
+from torchemo.apps.web.visits import Visits
 from torchemo.runs.run import train
 
 TOKEN = "a-token"
@@ -148,8 +149,9 @@ def serve():
     """Build clients; their decoders are ended afterwards."""
     made = []
 
-    def build(run, **limits):
-        app = build_app(Answering(run), token=TOKEN, limits=Limits(**limits))
+    def build(run, remember=None, **limits):
+        store = None if remember is None else Visits(run.trained, remember, run=run.root)
+        app = build_app(Answering(run, visits=store), token=TOKEN, limits=Limits(**limits))
         made.append(Client(app))
         return made[-1]
 

@@ -25,11 +25,11 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromiu
 class Server:
     """``torchemo serve`` in a process of its own."""
 
-    def __init__(self, run, log):
+    def __init__(self, run, log, *more):
         self.log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "torchemo", "serve", str(run.root)],
+                [sys.executable, "-m", "torchemo", "serve", str(run.root), *more],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         self.url = re.search(r"http://127\.0\.0\.1:\d+/\S+", self.process.stdout.readline())[0]
@@ -72,7 +72,8 @@ def opened(browser, server, *, width=1400):
     page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
     page.complaints = []
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: page.complaints.append(dialog.message))
+    page.listens = lambda dialog: page.complaints.append(dialog.message)
+    page.on("dialog", page.listens)
     page.goto(server.url)
     page.locator(".box").nth(1).wait_for()
     return page
@@ -146,6 +147,37 @@ def test_hostile_names_stay_names(browser, server, files):
 
 
 @needs_browser
+def test_a_late_reply_hides_nothing_that_came_after_it(browser, server, files):
+    page = opened(browser, server)
+    teach(page, ["red", "blue"], files)
+    held = []
+
+    def hold_renames(route):
+        if "rename" in (route.request.post_data or ""):
+            held.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    page.route("**/do", hold_renames)
+    page.locator(".box input[type=text]").first.fill("crimson")
+    page.locator(".box input[type=text]").first.press("Tab")
+    while not held:  # the server has answered, the page does not know it yet
+        page.wait_for_timeout(20)
+    page.set_input_files("#query-files", [files / "red2.png"])
+    expect(page.locator(".card"), 1)
+    page.locator("#cancel").wait_for(state="hidden")
+    route, reply = held.pop()
+    with page.expect_response("**/do"):
+        route.fulfill(response=reply)
+    page.wait_for_timeout(300)
+    expect(page.locator(".card"), 1)
+    page.click("#answer")
+    expect(page.locator(".answer"), 1)
+    assert "crimson" in page.locator(".bars").inner_text()
+    assert page.complaints == []
+
+
+@needs_browser
 def test_an_image_of_10000_pixels_a_side_does_not_stop_the_page(browser, server, files):
     page = opened(browser, server)
     teach(page, ["red", "blue"], files)
@@ -159,6 +191,44 @@ def test_an_image_of_10000_pixels_a_side_does_not_stop_the_page(browser, server,
     page.click("#answer")
     page.locator(".answer").first.wait_for()
     assert page.complaints == []
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1400, 400])
+def test_three_visits_are_kept_said_renamed_and_forgotten(browser, run, files, tmp_path, width):
+    server = Server(run, tmp_path / "errors.log", "--remember", str(tmp_path / "store"))
+    page = opened(browser, server, width=width)
+    said = []
+    for visit in range(3):
+        if visit:
+            page.click("#clear")
+            expect(page.locator(".box"), 0)
+        for name in ("red", "blue"):
+            for i in range(2):  # new images each time
+                (files / f"{name}{i}.png").write_bytes(image(name, 10 * visit + i))
+        teach(page, ["red", "blue"], files)
+        ask(page, [files / "red2.png"], count=1)
+        said.append(page.locator("#seen").inner_text().split(",")[0])
+        page.click("#remember")
+        page.locator("#remember-status:has-text('is in the store')").wait_for()
+        assert page.locator("#remember").is_disabled()
+    assert said == ["Not seen before.", "Seen once", "Seen 2 times"]
+    assert page.locator(".sides").inner_text().count("past visits") == 2
+    expect(page.locator("#known li"), 2)
+    field = page.locator("#known input").nth(1)
+    field.fill("<b>rouge</b>")
+    field.press("Tab")
+    page.locator("#known li:has-text('seen 3 times')").nth(1).wait_for()
+    expect(page.locator("#known b"), 0)
+    page.remove_listener("dialog", page.listens)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator("#known button").first.click()
+    expect(page.locator("#known li"), 0)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    assert page.complaints == []
+    server.end()
+    assert "Traceback" not in server.log.read_text()
+    assert list((tmp_path / "store" / "visits").iterdir()) == []
 
 
 @needs_browser
@@ -211,3 +281,37 @@ def test_1000_random_requests_leave_no_traceback(server):
     assert max(codes) < 500
     with urllib.request.urlopen(f"{root}api/sessions/{session}", timeout=20) as reply:
         assert reply.status == 200
+
+
+@needs_browser
+@pytest.mark.parametrize("skipped", [False, True])
+def test_both_answers_are_shown_where_memory_was_used(
+    browser, memory_run, files, tmp_path, skipped
+):
+    server = Server(memory_run, tmp_path / "errors.log")
+    try:
+        page = opened(browser, server, width=400)
+
+        def recalls_nothing(route):
+            reply = route.fetch()
+            body = reply.json()
+            if body.get("task"):
+                body["task"]["recalled"] = []
+            route.fulfill(response=reply, json=body)
+
+        if skipped:
+            page.route(re.compile(r"/api/sessions/[^/]+(/do)?$"), recalls_nothing)
+        teach(page, ["red", "blue"], files)
+        box = page.locator(".box input[type=text]").first
+        box.fill("a_name_of-many.parts_and_then_some_more")
+        box.press("Tab")
+        ask(page, [files / "red2.png"], count=1)
+        expect(page.locator(".sides"), 0 if skipped else 1)
+        answer = page.locator(".card .answer")
+        assert answer.inner_text() in ("a_name_of-many.parts_and_then_some_more", "blue")
+        assert page.locator("#save").bounding_box()["height"] < 50
+        assert page.locator("#undo").bounding_box()["height"] < 50
+        assert not page.complaints
+    finally:
+        server.end()
+    assert "Traceback" not in server.log.read_text()

@@ -26,7 +26,7 @@ def test_pixels_are_those_of_adapt_and_a_dead_process_is_replaced():
 
 
 def test_an_image_that_takes_too_long_is_refused():
-    decoder = Decoder(FORM, seconds=0)  # the process has not even started by then
+    decoder = Decoder(FORM, seconds=0)  # no answer is there by then
     try:
         with pytest.raises(DataError, match="within 0 seconds"):
             decoder.decode(image("red"), name="a.png")

@@ -16,7 +16,7 @@ import tyro
 
 import torchemo
 from torchemo.core.errors import ConfigError, ResourceError, TorchemoError
-from torchemo.report.terminal import silence_closed_pipes
+from torchemo.report.terminal import say, silence_closed_pipes
 
 COMMANDS = {
     "demo": "torchemo.lab.commands.demo:DemoCommand",
@@ -32,6 +32,7 @@ COMMANDS = {
     "checkpoint": "torchemo.apps.cli.checkpoint:CheckpointCommand",
     "adapt": "torchemo.apps.cli.adapt:AdaptCommand",
     "serve": "torchemo.apps.cli.serve:ServeCommand",
+    "export": "torchemo.apps.cli.export:ExportCommand",
     "bench": "torchemo.lab.commands.bench:BenchCommand",
     "doctor": "torchemo.lab.commands.doctor:DoctorCommand",
 }
@@ -64,13 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = _known(error)
         if known is None or os.environ.get("TORCHEMO_DEBUG"):
             raise
+        if getattr(error, "shared", False) and os.environ.get("RANK", "0") != "0":
+            sys.exit(known.exit_code)  # rank 0 says it for all
         _leave(str(known), known.exit_code)
 
 
 def _parse(words: Sequence[str]) -> Any:
     name = words[0] if words else "--help"
     if name in ("--version", "-V"):
-        print(f"torchemo {torchemo.__version__}")
+        say(f"torchemo {torchemo.__version__}")
         sys.exit(0)
     if not name.startswith("-"):  # one parser is built sooner than all of them
         return tyro.cli(
@@ -146,17 +149,21 @@ def _notes() -> Iterator[None]:
                 plain(message, category, filename, lineno, file, line)
             elif str(message) not in told:
                 told.add(str(message))
-                print(f"torchemo: note: {' '.join(str(message).split())}", file=sys.stderr)
+                say(f"torchemo: note: {' '.join(str(message).split())}", file=sys.stderr)
 
         warnings.showwarning = show
         yield
+
+
+_OUT_OF_MEMORY = ("allocate memory", "out of memory")
+"""What torch says where the machine or a device has no room left."""
 
 
 def _known(error: Exception) -> TorchemoError | None:
     """Return an error that has words and an exit code; None if we do not understand it."""
     if isinstance(error, TorchemoError):
         return error
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
         return ResourceError(
             "there is not enough memory.",
             hint="Use fewer tasks per step (train.tasks), smaller images (data.image_size), or fewer slots"
@@ -168,5 +175,5 @@ def _known(error: Exception) -> TorchemoError | None:
 
 
 def _leave(message: str, code: int) -> None:
-    print(f"torchemo: {message}", file=sys.stderr)
+    say(f"torchemo: {message}", file=sys.stderr)
     sys.exit(code)

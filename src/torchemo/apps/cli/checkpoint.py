@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, final
 
 import tyro
 
 from torchemo.core.errors import CheckpointError
-from torchemo.report.terminal import print_json, print_table, size
+from torchemo.report.terminal import print_json, print_table, say, size
+
+if TYPE_CHECKING:
+    from torchemo.config.run import RunConfig
 
 Run: TypeAlias = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
@@ -51,7 +54,7 @@ class ListCheckpoints:
 @final
 @dataclass(frozen=True)
 class VerifyCheckpoints:
-    """Check every byte of every checkpoint of a run."""
+    """Check every byte of every checkpoint of a run, and that its options are those they were saved with."""
 
     run_folder: tyro.conf.Positional[Run]
     """Folder of the run."""
@@ -62,26 +65,58 @@ class VerifyCheckpoints:
         """Run the command; 4 if one of them is damaged."""
         from torchemo.runs.load import read_config, saved_checkpoints
 
-        read_config(self.run_folder)
+        config = read_config(self.run_folder)
         paths = saved_checkpoints(self.run_folder)
-        found = [{"checkpoint": path.name, "error": _damage(path)} for path in paths]
+        found = [
+            {"checkpoint": path.name, "error": _damage(self.run_folder, config, path)}
+            for path in paths
+        ]
         sound = not any(one["error"] for one in found)
         if self.json:
             print_json({"sound": sound, "checkpoints": found})
         else:
             for one in found:
-                print(f"{one['checkpoint']}: {one['error'] or 'every byte is as it was saved'}")
+                say(f"{one['checkpoint']}: {one['error'] or 'every byte is as it was saved'}")
         return 0 if sound else CheckpointError.exit_code
 
 
 @final
 @dataclass(frozen=True)
+class AcceptConfig:
+    """Accept a config.toml that was changed on purpose after checkpoints were saved."""
+
+    run_folder: tyro.conf.Positional[Run]
+    """Folder of the run."""
+    json: bool = False
+    """Print the accepted changes as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.runs.folder import lock
+        from torchemo.runs.load import accept_config, read_config
+
+        read_config(self.run_folder)
+        with lock(self.run_folder):
+            changes = accept_config(self.run_folder)
+        if self.json:
+            print_json({"accepted": changes})
+            return 0
+        for change in changes:
+            say(f"accepted: {change}")
+        if not changes:
+            say("nothing to accept: config.toml is the one that the checkpoints were saved with")
+        return 0
+
+
+@final
+@dataclass(frozen=True)
 class CheckpointCommand:
-    """The saved states of a run: list them, verify them."""
+    """The saved states of a run: list them, verify them, accept changed options."""
 
     action: (
         Annotated[ListCheckpoints, tyro.conf.subcommand("list")]
         | Annotated[VerifyCheckpoints, tyro.conf.subcommand("verify")]
+        | Annotated[AcceptConfig, tyro.conf.subcommand("accept-config")]
     )
 
     def run(self) -> int:
@@ -91,27 +126,32 @@ class CheckpointCommand:
 
 def _describe(path: Path) -> dict[str, Any]:
     from torchemo.runs.storage.checkpoint import read_manifest, step_of
+    from torchemo.runs.storage.info import progress_of
 
     try:
         found = read_manifest(path)
+        best = progress_of(found).best_step
     except CheckpointError as error:
         return {"step": step_of(path), "bytes": None, "best_step": None, "versions": {},
                 "groups": {}, "error": error.message}  # fmt: skip
     return {
         "step": found.step,
         "bytes": found.size,
-        "best_step": found.info.get("progress", {}).get("best_step"),
+        "best_step": best,
         "versions": dict(found.versions),
         "groups": {group: entry.size for group, entry in found.groups.items()},
         "error": None,
     }
 
 
-def _damage(path: Path) -> str | None:
-    from torchemo.runs.storage.checkpoint import verify
+def _damage(root: Path, config: "RunConfig", path: Path) -> str | None:
+    from torchemo.runs.load import check_config
+    from torchemo.runs.storage.checkpoint import load
+    from torchemo.runs.storage.info import check_run_state
 
     try:
-        verify(path)
+        saved = check_run_state(load(path))
+        check_config(root, config, saved.manifest)
     except CheckpointError as error:
         return error.message
     return None

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 import tyro
 
 from torchemo.apps.cli.stream import ShowStream
-from torchemo.core.errors import ConfigError, DataError
-from torchemo.report.terminal import counted, print_json, print_table, printable
+from torchemo.core.errors import LEFT_OUT, ConfigError, DataError
+from torchemo.report.terminal import LISTED, counted, print_json, print_table, printable, say
 
 if TYPE_CHECKING:
     from torchemo.data.check import CheckReport
     from torchemo.data.listing import Listing, Progress
     from torchemo.data.packed import PackReport
-
-LISTED = 20
-"""Lines of one kind of trouble shown to people; --json lists all."""
 
 Source: TypeAlias = Annotated[Path, tyro.conf.arg(metavar="PATH")]
 
@@ -42,7 +39,7 @@ class ListSets:
         columns = ["source", "form", "classes", "train / val / test", "images"]
         print_table("Where tasks can come from", columns, [_listed(one) for one in found])
         if not given:
-            print("Image sets of yours: torchemo data list --data FOLDER, or set TORCHEMO_DATA.")
+            say("Image sets of yours: torchemo data list --data FOLDER, or set TORCHEMO_DATA.")
         return 0
 
 
@@ -62,14 +59,18 @@ class CheckSet:
     image_size: int | None = None
     """Side at which images are compared for duplicates."""
     splits: Path | None = None
-    """A file of class splits; by default the one that lies with the data, or the data's own."""
+    """A file of class splits, or 64:16:20 to draw them; by default the one with the data, or their own."""
     scheme: str | None = None
     """Which splits to take, where the file holds several."""
+    drop_duplicates: bool = False
+    """Judge the set with one of images with the same pixels (that of test, else of val)."""
+    strict: bool = False
+    """Refuse a set with images that cannot be read, as ``train --strict`` does."""
     json: bool = False
     """Print the report as JSON."""
 
     def run(self) -> int:
-        """Run the command; 3 if the set does not fit."""
+        """Run the command; 3 if ``train`` would refuse the set, 7 if it would leave out bad images."""
         from torchemo.data.check import check
         from torchemo.data.episodes import EpisodeSpec
         from torchemo.data.load import splits_for
@@ -82,14 +83,18 @@ class CheckSet:
                 spec,
                 splits=splits,
                 image_size=self.image_size,
+                drop_duplicates=self.drop_duplicates,
                 progress=progress,
             )
+        ok = report.ok and not (self.strict and report.bad)
         tasks = f"{self.n_way}-way {self.n_shot}-shot + {self.n_query} query"
         if self.json:
-            print_json({"path": str(self.path), "tasks": tasks, **_plain(report)})
+            print_json({"path": str(self.path), "tasks": tasks, "ok": ok, **_plain(report)})
         else:
-            _show(report, self.path, tasks)
-        return 0 if report.ok else DataError.exit_code
+            _show(report, self.path)
+            verdict = "can be drawn" if ok else "do not fit until this is repaired"
+            say(f"{'ok' if ok else 'not ok'}: {tasks} tasks {verdict}")
+        return DataError.exit_code if not ok else LEFT_OUT if report.bad else 0
 
 
 @final
@@ -110,17 +115,17 @@ class PackSet:
     """Side of the images; the size they have by default, with --features that of the network."""
     channels: Literal[1, 3] | None = None
     """1 for grey, 3 for colour; as the first image by default."""
-    skip_bad: bool = False
-    """Leave out images that cannot be read, and name them."""
+    strict: bool = False
+    """Stop at an image that cannot be read, instead of leaving it out and naming it."""
     splits: Path | None = None
-    """A file of class splits; by default the one that lies with the data, or the data's own."""
+    """A file of class splits, or 64:16:20 to draw them; by default the one with the data, or their own."""
     scheme: str | None = None
     """Which splits to take, where the file holds several."""
     json: bool = False
     """Print what was packed as JSON."""
 
     def run(self) -> int:
-        """Run the command."""
+        """Run the command; 7 if bad images were left out."""
         from torchemo.data.load import find, splits_for
 
         (splits,) = splits_for([self.path], file=self.splits, scheme=self.scheme)
@@ -131,11 +136,11 @@ class PackSet:
             skipped = [bad._asdict() for bad in report.skipped]
             print_json({**report._asdict(), "path": str(report.path), "skipped": skipped})
         else:
-            _print_some("left out", [bad.reason for bad in report.skipped])
+            _print_some("left out", [f"{bad.name}: {bad.reason}" for bad in report.skipped])
             what = "images" if self.features is None else f"images seen by {self.features},"
-            print(f"{report.path}: {report.images} {what} of {report.classes} classes")
-            print(f"train with: torchemo train{self._model()} --data {report.path} --out RUN")
-        return 0
+            say(f"{report.path}: {report.images} {what} of {report.classes} classes")
+            say(f"train with: torchemo train{self._model()} --data {report.path} --out RUN")
+        return LEFT_OUT if report.skipped else 0
 
     def _packed(self, listing: "Listing", progress: "Progress") -> "PackReport":
         from torchemo.data.packed import pack
@@ -146,7 +151,7 @@ class PackSet:
                 self.out,
                 image_size=self.image_size,
                 channels=self.channels,
-                skip_bad=self.skip_bad,
+                skip_bad=not self.strict,
                 progress=progress,
             )
 
@@ -163,7 +168,9 @@ class PackSet:
             Part(self.features, {"size": self.image_size, "weights": self.weights})
         )
         assert network is not None  # noqa: S101 -- is_pretrained says so
-        return pack_features(listing, self.out, network, skip_bad=self.skip_bad, progress=progress)
+        return pack_features(
+            listing, self.out, network, skip_bad=not self.strict, progress=progress
+        )
 
     def _model(self) -> str:
         """Write the flags with which a run takes what was packed."""
@@ -293,7 +300,6 @@ def _listed(one: dict[str, Any]) -> list[str]:
 
 def _plain(report: "CheckReport") -> dict[str, Any]:
     return {
-        "ok": report.ok,
         "form": report.layout,
         "domains": [domain._asdict() for domain in report.domains],
         "bad": [bad._asdict() for bad in report.bad],
@@ -302,20 +308,12 @@ def _plain(report: "CheckReport") -> dict[str, Any]:
             {**one._asdict(), "across_splits": one.across_splits} for one in report.duplicates
         ],
         "colliding": [list(names) for names in report.colliding],
+        "dropped": report.dropped,
         "problems": list(report.problems),
-        "absent_splits": _absent(report),
     }
 
 
-def _absent(report: "CheckReport") -> list[str]:
-    return [
-        split
-        for split in ("train", "val", "test")
-        if not any(domain.classes.get(split, 0) for domain in report.domains)
-    ]
-
-
-def _show(report: "CheckReport", path: Path, tasks: str) -> None:
+def _show(report: "CheckReport", path: Path) -> None:
     rows = [
         [
             domain.domain,
@@ -327,29 +325,30 @@ def _show(report: "CheckReport", path: Path, tasks: str) -> None:
     ]
     columns = ["domain", "classes: train / val / test", "images", "per class"]
     print_table(f"{path}: {report.layout}", columns, rows)
-    _print_some("bad image", [bad.reason for bad in report.bad])
+    _print_some("bad image, left out", [f"{bad.name}: {bad.reason}" for bad in report.bad])
     _print_some(
         "small class",
         [f"{s.name} has {s.images} images, {s.needed} are needed" for s in report.small],
     )
-    leaks = [d for d in report.duplicates if d.across_splits]
     _print_some(
         "in two splits",
-        [f"{d.first} ({d.first_split}) and {d.second} ({d.second_split})" for d in leaks],
+        [f"{d.first} ({d.first_split}) and {d.second} ({d.second_split})" for d in report.leaks],
     )
     _print_some("same name", [", ".join(names) for names in report.colliding])
-    if len(report.duplicates) > len(leaks):
-        twice = len(report.duplicates) - len(leaks)
-        print(f"{twice} {'image is' if twice == 1 else 'images are'} there twice in one split")
-    for split in _absent(report):
-        print(f"no class has split {split}: training needs train, val and test")
+    twice = len([d for d in report.duplicates if not d.across_splits])
+    if report.dropped:
+        say(f"{report.dropped} copies of other images are dropped")
+    elif twice:
+        say(f"{twice} {'image is' if twice == 1 else 'images are'} there twice in one split")
     _print_some("problem", list(report.problems))
-    verdict = "can be drawn" if report.ok else "do not fit until this is mended"
-    print(f"{'ok' if report.ok else 'not ok'}: {tasks} tasks {verdict}")
+    if report.leaks:
+        say("to leave copies out: --drop-duplicates, here and with train")
+    if any(problem.startswith("no class has split") for problem in report.problems):
+        say("training needs train, val and test; to draw them from all classes: --splits 64:16:20")
 
 
 def _print_some(what: str, lines: list[str]) -> None:
     for line in lines[:LISTED]:
-        print(f"{what}: {printable(line)}")
+        say(f"{what}: {printable(line)}")
     if len(lines) > LISTED:
-        print(f"{what}: and {len(lines) - LISTED} more (--json lists all)")
+        say(f"{what}: and {len(lines) - LISTED} more (--json lists all)")

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, final
 
 import tyro
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.config.run import DataConfig
-from torchemo.core.errors import ConfigError
-from torchemo.report.terminal import counted, interval, print_json, print_table
+from torchemo.core.errors import ConfigError, ResourceError
+from torchemo.report.terminal import counted, interval, print_json, print_table, say
 
 
 @final
@@ -27,6 +28,10 @@ class EvalCommand:
     statistics: Literal["inductive", "transductive"] = "inductive"
     """inductive: every query is answered by itself. transductive: all queries of a task together, normalised
     as the network says (model.bn), which is the habit of MAML's papers and often scores higher."""
+    way: int | None = None
+    """Classes of a task; as many as in training by default. See docs/any-way.md."""
+    shot: int | None = None
+    """Support images per class; as many as in training by default."""
     data: tuple[str, ...] = ()
     """Other data to draw tasks from, such as a domain the run has never seen; the run's own by default."""
     splits: Path | None = None
@@ -36,10 +41,16 @@ class EvalCommand:
     stream: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Test tasks that come back: options of data.stream, such as pool=100 law=zipf; those of the run by
     default, and pool=0 draws every task anew."""
+    allow_leak: bool = False
+    """Accept test classes that a pretrained network was trained on, such as those of miniImageNet."""
     steps: int | None = None
     """Inner steps; those of training by default."""
     step: int | None = None
     """Checkpoint to evaluate; the best on validation tasks by default."""
+    out: Path | None = None
+    """File for the result; by default eval-....json in the run's folder."""
+    machine: Machine = CPU_ALONE
+    """Where to compute."""
     release_memory: bool = False
     """Give freed memory back to the system at once: slower, smaller between steps."""
     json: bool = False
@@ -48,8 +59,8 @@ class EvalCommand:
     def run(self) -> int:
         """Run the command."""
         from torchemo.runs.load import load_best
-        from torchemo.runs.score import Protocol, result_file, score_run
-        from torchemo.training.device import task_workers
+        from torchemo.runs.score import Protocol, result_file, scored
+        from torchemo.training.device import joined, place_of, task_workers
 
         tasks = (
             {"standard": 600, "paper": 1000}[self.protocol] if self.tasks is None else self.tasks
@@ -60,26 +71,46 @@ class EvalCommand:
             split=self.split,
             steps=self.steps,
             statistics=self.statistics,
+            way=self.way,
+            shot=self.shot,
         )
-        opened = load_best(
-            self.run_folder,
-            step=self.step,
-            workers=task_workers(release_memory=self.release_memory),
-            data=self._data(),
-            needed=(self.split,),
-        )
+        workers = task_workers(release_memory=self.release_memory)
         on = "+".join([Path(name).stem for name in self.data] + list(self.stream)) or None
-        with counted("tasks") as progress:
-            record = score_run(self.run_folder, opened, protocol, on=on, progress=progress)
+        size: dict[str, Any] = {"way": self.way, "shot": self.shot, "needed": (self.split,)}
+        how = {**size, "step": self.step, "allow_leak": self.allow_leak}
+        with joined(place_of(self.machine, workers=workers)) as place, counted("tasks") as progress:
+            opened = place.team.together(
+                lambda: load_best(self.run_folder, place=place, data=self._data(), **how)
+            )
+            place.team.agree("data", opened.source.fingerprint)
+            record = scored(self.run_folder, opened, protocol, on=on, progress=progress)
+        if place.team.rank:
+            return 0  # rank 0 speaks for all
+        self._show(record)
+        self._save(record, self.out or result_file(self.run_folder, protocol, on=on))
+        return 0
+
+    def _show(self, record: dict[str, Any]) -> None:
         if self.json:
             print_json(record)
-            return 0
+            return
         _show_result(record)
-        done, planned = opened.system.iteration, opened.config.outer_steps
-        if done < planned:
-            print(f"at step {done} of {planned}.")
-        print(f"written: {result_file(self.run_folder, protocol, on=on)}")
-        return 0
+        if record["step"] < record["outer_steps"]:
+            say(f"at step {record['step']} of {record['outer_steps']}.")
+
+    def _save(self, record: dict[str, Any], path: Path) -> None:
+        """Write the result, which was shown before: a run that may only be read loses nothing."""
+        from torchemo.runs.score import save_result
+
+        try:
+            save_result(record, path)
+        except ResourceError as error:
+            raise ResourceError(
+                f"the result was computed, but {error.message}",
+                hint="Choose where it goes with: --out FILE.json",
+            ) from error
+        if not self.json:
+            say(f"written: {path}")
 
     def _data(self) -> DataConfig | None:
         if not self.data and (self.splits is not None or self.scheme is not None):
@@ -147,28 +178,34 @@ def _show_result(record: dict[str, Any]) -> None:
         rows.append([name, interval(row["mean"], scale=scale), str(row["mean"]["n"])])
     protocol = record["protocol"]
     where = "" if record["on"] is None else f" of {record['on']}"
-    how = f"{protocol['name']}, {protocol['statistics']}"
+    how = ", ".join([protocol["name"], *_size(protocol), protocol["statistics"]])
     title = f"{record['method']}: {unit} on {protocol['split']} tasks{where} ({how})"
     print_table(title, ["domain", "mean [95 %]", "tasks"], rows)
     if len(summary["per_step"]) > 1:
         steps = "  ".join(f"{s}: {scale * v:.2f}" for s, v in enumerate(summary["per_step"]))
-        print(f"after inner step  {steps}")
+        say(f"after inner step  {steps}")
     if record["recalled"] is not None and record["recalled"] < 1:
         skipped = 100 * (1 - record["recalled"])
+        skips = record["skips"] or {}
+        by = ", ".join(f"{name} {100 * share:.0f} %" for name, share in skips.items())
         failed = ", or recall slots that failed validation" if record["failed"] else ""
-        print(
-            f"{skipped:.1f} % of the tasks skip recall: they are unlike those of training{failed}."
+        say(
+            f"{skipped:.1f} % of the tasks skip recall{f' ({by})' if len(skips) > 1 else ''}:"
+            f" they are unlike those of training{failed}."
         )
 
 
+def _size(protocol: dict[str, Any]) -> list[str]:
+    """Say how many classes and shots tasks have, where these are not those of training."""
+    return [f"{protocol[name]}-{name}" for name in ("way", "shot") if name in protocol]
+
+
 def _show_comparison(found: dict[str, Any]) -> None:
-    from torchemo.report.format import unequal_steps
+    from torchemo.report.format import NOT_NOTED, cost_of, side_names, unequal_steps
 
     scale = 100.0 if found["metric"] == "accuracy" else 1.0
-    title = (
-        f"{found['other']['method']} minus {found['base']['method']}"
-        f" ({found['metric']}, {found['statistics']}, paired)"
-    )
+    base, other = side_names([found])
+    title = f"{other} minus {base} ({found['metric']}, {found['statistics']}, paired)"
     rows = [["all", _row(found["difference"], scale), f"{found['difference']['p_value']:.4f}"]]
     if len(found["per_domain"]) > 1:
         rows += [
@@ -176,16 +213,19 @@ def _show_comparison(found: dict[str, Any]) -> None:
             for name, row in found["per_domain"].items()
         ]
     print_table(title, ["domain", "difference [95 %]", "p"], rows)
-    means = ", ".join(
-        f"{found[s]['method']} {scale * found[s]['mean']:.2f}" for s in ("base", "other")
-    )
-    print(f"{means}; {found['tasks']} tasks, {found['seeds']} seed(s)")
-    names = {side: found[side]["method"] for side in ("base", "other")}
+    names = {"base": base, "other": other}
+    means = ", ".join(f"{names[s]} {scale * found[s]['mean']:.2f}" for s in names)
+    say(f"{means}; {found['tasks']} tasks, {found['seeds']} seed(s)")
+    sides = {name: cost_of(found[side]) for side, name in names.items()}
+    # Results of earlier versions do not note them.
+    if all(cost["outer_steps"] != NOT_NOTED for cost in sides.values()):
+        costs = [f"{n} {c['outer_steps']} and {c['cpu_seconds']}" for n, c in sides.items()]
+        say(f"outer steps and CPU seconds of a training: {', '.join(costs)}")
     unequal = unequal_steps(found, **names)
     if unequal is not None:
-        print(unequal)
+        say(unequal)
     if "over_seeds" in found:
-        print(
+        say(
             f"over seeds and tasks: {interval(found['over_seeds']['both'], scale=scale, sign=True)}"
         )
 

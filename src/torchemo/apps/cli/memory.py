@@ -1,4 +1,4 @@
-"""``torchemo memory``: what a run remembers, how old it is, how often recalled, and if it is sound."""
+"""``torchemo memory``: what a run remembers, and if it is sound; stores of your own tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, final
 
 import tyro
 
+from torchemo.apps.cli import visits
+from torchemo.apps.cli.build import BuildMemory
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import CheckpointError, ConfigError
-from torchemo.report.terminal import print_json, print_table
+from torchemo.report.terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from torchemo.core.types import Params
@@ -39,13 +41,20 @@ class ShowMemory:
 
     def run(self) -> int:
         """Run the command."""
+        if visits.is_store(self.run_folder):
+            raise ConfigError(
+                f"{self.run_folder} is a store, not a run.",
+                hint=f"Look at it with: torchemo memory list {self.run_folder}",
+            )
         from torchemo.memory.inspection.slots import survey
-        from torchemo.runs.load import best_checkpoint, read_config
+        from torchemo.runs.load import best_checkpoint, check_config, read_config
+        from torchemo.runs.storage.info import tasks_of
 
         config = _with_memory(self.run_folder, read_config(self.run_folder))
         saved = best_checkpoint(self.run_folder, step=self.step)
+        check_config(self.run_folder, config, saved.manifest)
         view = survey(_restored(config, saved))
-        domains = [str(name) for name in saved.info.get("domains", [])]
+        domains = tasks_of(saved.manifest)[1]
         failed = _failed(saved)
         if self.json:
             print_json({**_plain(view, domains, step=saved.step), "failed": failed})
@@ -53,17 +62,17 @@ class ShowMemory:
         _show(view, domains, title=f"{self.run_folder} at step {saved.step}", rows=self.rows)
         if failed:
             numbers = ", ".join(str(slot) for slot in failed)
-            print(f"slots that failed validation, and are skipped in evaluation: {numbers}")
+            say(f"slots that failed validation, and are skipped in evaluation: {numbers}")
         return 0
 
 
 @final
 @dataclass(frozen=True)
 class VerifyMemory:
-    """Check the memory in every checkpoint of a run: checksums, numbers, keys, book-keeping."""
+    """Check the memory in every checkpoint of a run, or a store: checksums, numbers, book-keeping."""
 
     run_folder: tyro.conf.Positional[Run]
-    """Folder of the run."""
+    """Folder of the run, or of the store."""
     step: int | None = None
     """Check this checkpoint only."""
     json: bool = False
@@ -71,29 +80,87 @@ class VerifyMemory:
 
     def run(self) -> int:
         """Run the command; 4 if something is damaged."""
+        if visits.is_store(self.run_folder):
+            return visits.verify(self.run_folder, json=self.json)
         from torchemo.runs.load import read_config, saved_checkpoints
 
         config = _with_memory(self.run_folder, read_config(self.run_folder))
         paths = saved_checkpoints(self.run_folder, step=self.step)
-        found = [{"checkpoint": path.name, "faults": _faults(config, path)} for path in paths]
+        found = [
+            {"checkpoint": path.name, "faults": _faults(self.run_folder, config, path)}
+            for path in paths
+        ]
         sound = not any(one["faults"] for one in found)
         if self.json:
             print_json({"sound": sound, "checkpoints": found})
         else:
             for one in found:
                 for fault in one["faults"] or ["memory is sound"]:
-                    print(f"{one['checkpoint']}: {fault}")
+                    say(f"{one['checkpoint']}: {fault}")
         return 0 if sound else CheckpointError.exit_code
 
 
 @final
 @dataclass(frozen=True)
+class MakeThumbnails:
+    """Keep a few small training images behind each slot beside a run, for its page and its report.
+
+    They are off unless this command makes them. No export holds them: the images may not be yours to give.
+    """
+
+    run_folder: tyro.conf.Positional[Run]
+    """Folder of the run."""
+    step: int | None = None
+    """Checkpoint to look at; the best on validation tasks by default."""
+    per_slot: int = 4
+    """Images of each slot."""
+    remove: bool = False
+    """Delete the thumbnails of the run instead."""
+    json: bool = False
+    """Print what was written or removed as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.runs.load import load_best
+        from torchemo.runs.notes import thumbnails
+
+        path = self.run_folder / thumbnails.FILE
+        if self.remove:
+            path.unlink(missing_ok=True)
+            return self._told(f"removed: {path}", removed=str(path))
+        if not 1 <= self.per_slot <= 64:
+            raise ConfigError(f"--per-slot should be 1 to 64, got {self.per_slot}.")
+        opened = load_best(self.run_folder, step=self.step, needed=("train",))
+        found = thumbnails.make(opened, per_slot=self.per_slot)
+        thumbnails.save(self.run_folder, found)
+        images, slots = int(found.known.sum()), int((found.known > 0).sum())
+        text = f"written: {path}, {images} images behind {slots} slots"
+        return self._told(text, written=str(path), images=images, slots=slots)
+
+    def _told(self, text: str, **fields: str | int) -> int:
+        if self.json:
+            print_json(fields)
+        else:
+            say(text)
+        return 0
+
+
+@final
+@dataclass(frozen=True)
 class MemoryCommand:
-    """The episodic memory of a run: show it, verify it."""
+    """The episodic memory of a run: show, verify, build. A store of your own tasks: the others."""
 
     action: (
         Annotated[ShowMemory, tyro.conf.subcommand("show")]
         | Annotated[VerifyMemory, tyro.conf.subcommand("verify")]
+        | Annotated[MakeThumbnails, tyro.conf.subcommand("thumbnails")]
+        | Annotated[BuildMemory, tyro.conf.subcommand("build")]
+        | Annotated[visits.ListVisits, tyro.conf.subcommand("list")]
+        | Annotated[visits.CreateStore, tyro.conf.subcommand("create")]
+        | Annotated[visits.ForgetVisits, tyro.conf.subcommand("forget")]
+        | Annotated[visits.RenameClass, tyro.conf.subcommand("rename")]
+        | Annotated[visits.MergeStores, tyro.conf.subcommand("merge")]
+        | Annotated[visits.ExportStore, tyro.conf.subcommand("export")]
     )
 
     def run(self) -> int:
@@ -122,9 +189,11 @@ def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
     import torch
 
     from torchemo.memory.inspection.slots import restored_memory
+    from torchemo.runs.storage import versions
 
     value_dtype = getattr(torch, config.memory.options["value_dtype"])
-    return restored_memory(_state(saved), value_dtype=value_dtype)
+    place = versions.folder_of(config)
+    return restored_memory(_state(saved), value_dtype=value_dtype, values_dir=place)
 
 
 def _failed(saved: "Checkpoint") -> list[int] | None:
@@ -133,14 +202,17 @@ def _failed(saved: "Checkpoint") -> list[int] | None:
     return None if flags is None else [int(slot) for slot in flags.nonzero().flatten()]
 
 
-def _faults(config: RunConfig, path: Path) -> list[str]:
+def _faults(root: Path, config: RunConfig, path: Path) -> list[str]:
     from torchemo.memory.inspection.slots import faults
+    from torchemo.runs.load import check_config
     from torchemo.runs.storage import checkpoint
+    from torchemo.runs.storage.info import check_run_state
     from torchemo.training.system import OLD_GROUP
 
     try:
         # What is not finite is named by slot below.
-        saved = checkpoint.load(path, nonfinite_ok=("memory", OLD_GROUP))
+        saved = check_run_state(checkpoint.load(path, nonfinite_ok=("memory", OLD_GROUP)))
+        check_config(root, config, saved.manifest)
         memory = _restored(config, saved)
     except CheckpointError as error:
         return [error.message]
@@ -169,16 +241,16 @@ def _show(view: "MemoryView", domains: Sequence[str], *, title: str, rows: int) 
     columns = ["slot", "age", "recalls", "generation", "domain", "nearest", "distance", "norm"]
     print_table(f"Memory of {title}", columns, [_row(slot, domains) for slot in listed])
     if len(listed) < len(ordered):
-        print(f"and {len(ordered) - len(listed)} more slots (--rows 0 lists all)")
+        say(f"and {len(ordered) - len(listed)} more slots (--rows 0 lists all)")
     age = "" if view.mean_age is None else f", mean age {view.mean_age:.1f} batches"
-    print(
+    say(
         f"{view.filled} of {view.capacity} slots filled after {view.batches} batches{age},"
         f" each overwritten {view.turnover:.2f} times on average"
     )
     if view.filled > 1:
-        print(f"map of the keys: two principal components, {view.mapped:.0%} of the variance")
+        say(f"map of the keys: two principal components, {view.mapped:.0%} of the variance")
         named = [(slot.place, _domain(slot, domains)) for slot in view.slots]
-        print("\n".join(scatter(named)))
+        say("\n".join(scatter(named)))
 
 
 def _row(slot: "SlotView", domains: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from torchemo.config.options import Option, options_of
 from torchemo.config.registry import Part
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import ConfigError
-from torchemo.report.terminal import print_json, print_table
+from torchemo.report.terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from torchemo.config.registry import Registry
@@ -69,7 +69,7 @@ def _list(registries: dict[str, "Registry"], *, as_json: bool) -> None:
         return
     rows = [[name, _parts(name, registries)] for name in sections]
     print_table("Sections of a configuration", ["section", "parts"], rows)
-    print("options of a section or a part: torchemo options train, torchemo options learner.maml")
+    say("options of a section or a part: torchemo options train, torchemo options learner.maml")
 
 
 def _parts(section: str, registries: dict[str, "Registry"]) -> str:
@@ -87,8 +87,8 @@ def _list_parts(section: str, registry: "Registry", *, as_json: bool) -> None:
         return
     print_table(section, ["part", "what it is"], [[name, line] for name, line in found.items()])
     example = next(iter(found))
-    print(f"choose one by its name, such as {section}.name={example}")
-    print(f"its options: torchemo options {section}.{example}")
+    say(f"choose one by its name, such as {section}.name={example}")
+    say(f"its options: torchemo options {section}.{example}")
 
 
 def _first_line(kind: type) -> str:
@@ -110,7 +110,7 @@ def _describe(asked: str, registries: dict[str, "Registry"], *, as_json: bool) -
         print_json({"part": asked, "options": [option._asdict() for option in found]})
         return
     if not found:
-        print(f"{asked}: {about}\nit has no options")
+        say(f"{asked}: {about}\nit has no options")
         return
     rows = [[f"{prefix}.{_typed(o)}", o.type, _written(o.default), o.help] for o in found]
     print_table(f"{asked}: {about}", ["option", "type", "default", "what it does"], rows)

@@ -7,7 +7,7 @@ import tyro
 
 from torchemo.config.presets import MEMORIES, PUBLISHED, about, first_sentence, names, parts_of
 from torchemo.core.errors import ConfigError
-from torchemo.report.terminal import print_json, print_table
+from torchemo.report.terminal import print_json, print_table, say
 
 
 @final
@@ -45,7 +45,7 @@ class PresetsCommand:
         if self.json:
             print_json(to_dict(config))
         else:
-            print(f"# Preset {name}. {about(name)}\n{dumps(config)}", end="")
+            say(f"# Preset {name}. {about(name)}\n{dumps(config)}", end="")
         return 0
 
 
@@ -65,4 +65,4 @@ def _show() -> None:
         [f"-{PUBLISHED}", "The learner alone, with published sizes, for images of 84 x 84."]
     )
     print_table("Endings", ["ending", "what it adds"], endings)
-    print("one in full: torchemo presets NAME; its options: torchemo options")
+    say("one in full: torchemo presets NAME; its options: torchemo options")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, final
 import tyro
 
 from torchemo.core.errors import ConfigError
-from torchemo.report.terminal import print_json
+from torchemo.report.terminal import print_json, say
 
 
 @final
@@ -38,7 +38,7 @@ class ReportCommand:
             print_json({"reports": [str(path) for path in written]})
         else:
             for path in written:
-                print(path)
+                say(path)
         return 0
 
     def _check(self) -> None:

@@ -52,6 +52,10 @@ class Api:
             ("POST", "/sessions/{session}/do", self.act),
             ("POST", "/sessions/{session}/images", self.add_image),
             ("GET", "/sessions/{session}/images/{image}", self.thumbnail),
+            ("POST", "/sessions/{session}/remember", self.remember),
+            ("GET", "/slots/{slot:int}/{place:int}", self.slot),
+            ("GET", "/visits", self.visits),
+            ("POST", "/visits/do", self.change_visits),
             ("GET", "/sessions/{session}/save", self.save),
             ("POST", "/sessions/{session}/open", self.open),
             ("GET", "/sessions/{session}/answers.{kind:str}", self.download),
@@ -103,6 +107,37 @@ class Api:
         session.add_image(name, image, box=box)
         return self._state(session)
 
+    async def remember(self, request: Request) -> Response:
+        """Keep what is on the board as a visit."""
+        session = self._session(request)
+        await run_in_threadpool(self.answering.remember, session)
+        # Its own visit has no part in the answers of this session.
+        self.sessions.forget_answers(but=session)
+        return self._state(session)
+
+    async def visits(self, request: Request) -> Response:
+        """Return what is in the store."""
+        store = self.answering.visits
+        if store is None:
+            raise Gone
+        return JSONResponse(await run_in_threadpool(lambda: store.listing))
+
+    async def change_visits(self, request: Request) -> Response:
+        """Rename or forget a class of the store."""
+        store = self.answering.visits
+        if store is None:
+            raise Gone
+        asked = _json(await self._body(request, ACTION_BYTES))
+        name, new = str(asked.get("class", "")), str(asked.get("name", ""))
+        if asked.get("action") == "forget":
+            await run_in_threadpool(store.forget, name)
+        elif asked.get("action") == "rename":
+            await run_in_threadpool(store.rename, name, new)
+        else:
+            raise DataError("the page asked for an action that there is not.")
+        self.sessions.forget_answers()
+        return await self.visits(request)
+
     async def thumbnail(self, request: Request) -> Response:
         """Return the thumbnail of an image."""
         kept = self._session(request).images.get(request.path_params["image"])
@@ -110,6 +145,14 @@ class Api:
             raise Gone
         keep = {"Cache-Control": "private, max-age=3600"}  # a key never names another image
         return Response(kept.image.thumbnail, media_type="image/jpeg", headers=keep)
+
+    async def slot(self, request: Request) -> Response:
+        """Return a thumbnail of a training task behind a slot."""
+        images = self.answering.thumbnails(request.path_params["slot"])
+        place = request.path_params["place"]
+        if not place < len(images):
+            raise Gone
+        return Response(images[place], media_type="image/png")
 
     async def save(self, request: Request) -> Response:
         """Return classes, images and answers as a zip."""

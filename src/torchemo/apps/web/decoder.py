@@ -12,13 +12,16 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from torchemo.core.errors import DataError
+from torchemo.core.errors import DataError, ResourceError
 from torchemo.data.formats.images import PictureForm, decode
 
 SECONDS = 30.0
 """An image that takes longer to decode is refused."""
+START = 300.0
+"""Time for the process to start, which on a busy machine takes longer than any image."""
 MEMORY = 4 << 30
 """Bytes of address space of the process."""
+READY = b"ready"
 SIDE = 160
 """Side of a thumbnail, in pixels."""
 
@@ -88,7 +91,18 @@ class Decoder:
             self._process = context.Process(target=work, args=(there, self._form), daemon=True)
             self._process.start()
             there.close()
+            self._await_start(self._line)
         return self._line
+
+    def _await_start(self, line: Connection) -> None:
+        with suppress(EOFError, OSError):
+            if line.poll(START) and line.recv_bytes() == READY:
+                return
+        self._end()
+        raise ResourceError(
+            f"the process that decodes images did not start within {START:g} seconds.",
+            hint="Free memory and processors of this machine, then try again.",
+        )
 
     def _end(self) -> None:
         if self._line is not None:
@@ -103,6 +117,7 @@ def work(line: Connection, form: PictureForm) -> None:
     """Decode what comes, until nobody asks any more."""
     _limit_memory()
     with suppress(EOFError, KeyboardInterrupt):
+        line.send_bytes(READY)
         while True:
             name, source = line.recv_bytes().decode(), line.recv_bytes()
             try:

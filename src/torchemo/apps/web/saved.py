@@ -32,6 +32,7 @@ def state(session: Session) -> dict[str, Any]:
             return {"key": key, "name": session.images[key].name}
 
         return {
+            "number": session.count_shown(),
             "boxes": [
                 {"key": box.key, "name": box.name, "images": [one(key) for key in box.images]}
                 for box in board.boxes
@@ -40,6 +41,7 @@ def state(session: Session) -> dict[str, Any]:
             "task": answered.task or None,
             "job": None if job is None else dict(vars(job)),
             "steps_back": session.steps_back,
+            "kept": session.is_kept,
         }
 
 

@@ -78,13 +78,22 @@ class Session:
         self.board = Board()
         self.images: dict[str, Kept] = {}
         self.job: Job | None = None
+        # Those kept in the store, with the keys of their images.
+        self.visits: dict[str, frozenset[str]] = {}
         self._past: list[Board] = []
         self._answers: OrderedDict[Content, Answered] = OrderedDict()
+        self._shown = 0
 
     @property
     def steps_back(self) -> int:
         """How many changes can be taken back."""
         return len(self._past)
+
+    def count_shown(self) -> int:
+        """Count what is shown: replies may overtake each other, and the page keeps the latest."""
+        with self.lock:
+            self._shown += 1
+            return self._shown
 
     @property
     def answered(self) -> Answered:
@@ -95,6 +104,25 @@ class Session:
             while len(self._answers) > 8:
                 self._answers.popitem(last=False)
             return found
+
+    @property
+    def same_visits(self) -> tuple[str, ...]:
+        """Ids of the visits kept in this session whose images are on the board."""
+        with self.lock:
+            there = {image for box in self.board.boxes for image in box.images}
+            return tuple(visit for visit, images in self.visits.items() if images & there)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the board is in the store as it is."""
+        with self.lock:
+            there = {image for _, images in self.board.support for image in images}
+            return any(images == there for images in self.visits.values())
+
+    def forget_answers(self) -> None:
+        """Forget all answers: past visits that had a part in them changed."""
+        with self.lock:
+            self._answers.clear()
 
     def change(self, change: Callable[[Board], Board]) -> None:
         """Change the board; refused while queries are answered."""
@@ -180,6 +208,13 @@ class Sessions:
             key = new_key()
             self._all[key] = Session(self.limits)
             return key
+
+    def forget_answers(self, *, but: Session | None = None) -> None:
+        """Forget the answers of all sessions, except one."""
+        with self._lock:
+            for session in self._all.values():
+                if session is not but:
+                    session.forget_answers()
 
     def find(self, key: str) -> Session | None:
         """Find a session; None if it gave way or never was."""

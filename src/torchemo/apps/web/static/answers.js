@@ -1,27 +1,29 @@
 // Queries and their answers: shares, the images that decided, with and without memory.
 import { act, address } from "./server.js";
-import { byId, element, percent } from "./element.js";
+import { breakable, byId, element, percent } from "./element.js";
 
 const MOST_BARS = 5;
 
 export function showQueries(state, page) {
   const list = byId("queries");
-  const names = state.task ? state.task.classes : [];
   const known = new Map([...list.children].map((item) => [item.dataset.key, item]));
   const items = state.queries.map((query) => {
     const version = query.answer ? `${state.task.version}` : "";
     const old = known.get(query.key);
     if (old && old.dataset.version === version) return old;
-    return makeCard(query, names, version, page);
+    return makeCard(query, state.task, version, page);
   });
   const same = items.length === list.children.length && items.every((item, i) => list.children[i] === item);
   if (!same) list.replaceChildren(...items);
 }
 
-function makeCard(query, names, version, page) {
+function makeCard(query, task, version, page) {
+  const names = task ? task.classes : [];
+  // Where memory was skipped there is nothing to compare: both would be the same.
+  const compares = task && (task.recalled.length > 0 || (task.seen && task.seen.visits > 0));
   const remove = element("button", { type: "button", class: "remove", "aria-label": `Remove ${query.name}` }, "×");
   remove.addEventListener("click", () => page.run(() => act("remove_image", { key: query.key })).then(() => byId("choose-queries").focus()));
-  const words = element("div", {}, element("p", { class: "file" }, query.name));
+  const words = element("div", {}, element("p", { class: "file" }, ...breakable(query.name)));
   const card = element("li", { class: "card", "data-key": query.key, "data-version": version },
     element("img", { src: address(`images/${query.key}`), alt: query.name }), words, remove);
   if (!query.answer) {
@@ -30,9 +32,9 @@ function makeCard(query, names, version, page) {
   }
   const { probabilities, without, nearest } = query.answer;
   const best = largest(probabilities);
-  words.append(element("p", { class: "answer" }, names[best]), element("p", { class: "label" }, `${percent(probabilities[best])} sure`));
+  words.append(element("p", { class: "answer" }, ...breakable(names[best])), element("p", { class: "label" }, `${percent(probabilities[best])} sure`));
   card.append(bars(probabilities, names));
-  if (without) card.append(sides(probabilities, without, names));
+  if (without && compares) card.append(sides(probabilities, without, names, task.sides));
   card.append(near(nearest, names));
   return card;
 }
@@ -51,11 +53,11 @@ function bars(row, names) {
   return list;
 }
 
-function sides(row, without, names) {
+function sides(row, without, names, titles) {
   const one = (title, shares, differs) => element("div", { class: differs ? "differs" : "" },
-    element("span", { class: "label" }, title), element("br"), `${names[largest(shares)]} ${percent(Math.max(...shares))}`);
+    element("span", { class: "label" }, title), element("br"), ...breakable(names[largest(shares)]), ` ${percent(Math.max(...shares))}`);
   const differs = largest(row) !== largest(without);
-  return element("div", { class: "sides wide" }, one("with memory", row, differs), one("without memory", without, differs));
+  return element("div", { class: "sides wide" }, one(titles[0], row, differs), one(titles[1], without, differs));
 }
 
 function near(nearest, names) {
@@ -71,7 +73,7 @@ export function showMemory(state) {
   if (!task) return;
   byId("memory-words").textContent = task.memory;
   byId("seen").hidden = !task.seen;
-  byId("seen").textContent = task.seen ? `Seen ${task.seen} times before.` : "";
+  byId("seen").textContent = task.seen ? task.seen.words : "";
   byId("slots").replaceChildren(...task.recalled.map(slot));
 }
 

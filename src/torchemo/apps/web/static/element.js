@@ -10,6 +10,9 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Long names of files and classes break where their words end, not within a word.
+export const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+
 export const byId = (id) => document.getElementById(id);
 
 export const percent = (share) => `${Math.round(100 * share)} %`;
@@ -37,3 +40,5 @@ export function takesFiles(zone, input, button, take) {
     take([...event.dataTransfer.files]);
   });
 }
+
+export const often = (times) => (times === 1 ? "once" : `${times} times`);

@@ -3,15 +3,18 @@ import * as server from "./server.js";
 import { byId, count, takesFiles } from "./element.js";
 import { focusBox, showBoxes } from "./boxes.js";
 import { showMemory, showQueries } from "./answers.js";
+import { beginVisits, showVisits } from "./visits.js";
 
 const POLL = 300;
 let state = null;
 let uploading = null;
 let polling = null;
 
-const page = { run, upload };
+const page = { run, upload, say };
 
 function show(next) {
+  // Replies may overtake each other: a late one must not hide what came after it.
+  if (state !== null && next.number < state.number) return;
   state = next;
   showBoxes(state, page);
   showQueries(state, page);
@@ -20,6 +23,7 @@ function show(next) {
   const busy = running || uploading !== null;
   const answered = state.queries.filter((query) => query.answer).length;
   const taught = state.boxes.filter((box) => box.images.length).length;
+  showVisits(state, busy);
   byId("answer").disabled = busy || taught < 2 || answered === state.queries.length;
   byId("undo").disabled = busy || state.steps_back === 0;
   byId("clear").disabled = busy || (!state.boxes.length && !state.queries.length);
@@ -80,6 +84,7 @@ async function trouble(error) {
   say(error.message);
   if (error.status === 404) {
     await server.renew();
+    if (state !== null) state.number = 0; // a new session counts from 1
     say("The program no longer has this session: it was restarted, or several tabs were opened since. This is a new one.");
   }
   if (error instanceof server.Lost) return;
@@ -140,6 +145,7 @@ async function begin() {
     document.title = `${about.name} - torchemo`;
     byId("about").textContent = `${about.name}: ${about.method}, meta-trained for ${about.steps.toLocaleString("en")} steps on `
       + `${about.classes}-class tasks from ${about.data.join(", ")}. Images are seen at ${about.size.join(" x ")} pixels.`;
+    beginVisits(about, page);
     show(found.state);
   } catch (error) {
     say(error.message);

@@ -48,6 +48,13 @@ export const state = () => ask(`sessions/${session}`);
 export const act = (action, more = {}) =>
   ask(`sessions/${session}/do`, { method: "POST", body: JSON.stringify({ action, ...more }) });
 
+export const remember = () => ask(`sessions/${session}/remember`, { method: "POST" });
+
+export const visits = () => ask("visits");
+
+export const changeVisits = (action, more) =>
+  ask("visits/do", { method: "POST", body: JSON.stringify({ action, ...more }) });
+
 export function addImage(file, box, signal) {
   const where = new URLSearchParams({ name: file.name });
   if (box !== null) where.set("box", box);
