@@ -55,7 +55,7 @@ for name in names():
                 continue
             run(name + ("-regression" if regression else ""), config)
 for entry in ENTRIES.values():
-    for tasks in ("pictures", "regression"):
+    for tasks in ("pictures", "images", "regression"):
         if f"smoke/{tasks}" in entry.scales and entry.measure == "score":
             study = plan(entry, scale_of("smoke", tasks))
             run(f"{entry.name}-{tasks}", study.config(study.available[-1], {}))
