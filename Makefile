@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Real pictures for studies and slow tests, where they lie beside the project.
+# Real images for studies and slow tests, where they lie beside the project.
 export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 # What is imported is compiled once and kept; compiling all that is installed beforehand takes a minute longer.
 export PYTHONDONTWRITEBYTECODE =
@@ -12,15 +12,17 @@ export PYTHONDONTWRITEBYTECODE =
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: help setup demo test unit shapes faults slow rest lint style types bench reproducibility clean
+.PHONY: help setup demo docs test unit shapes faults slow rest lint style types bench reproducibility attack clean
 
 help:
 	@echo "make setup   install torchemo and its tools into $(VENV)"
-	@echo "make demo    MAML against MAML with memory on the embedded tasks"
+	@echo "make demo    curves that come back, with and without memory (about a minute)"
 	@echo "make test    lint, types, import contract, all tests"
+	@echo "make docs    the documentation site, in docs/_site/index.html"
 	@echo "make unit    the fast tests only (under two minutes)"
 	@echo "make bench   all speed records and docs/speed.md anew (about 15 minutes of an idle machine)"
-	@echo "make reproducibility   REPRODUCIBILITY.md from the recorded studies"
+	@echo "make attack  random hostile files, requests, kills and stops for ten minutes (SECONDS=600)"
+	@echo "make reproducibility   docs/reproducibility.md and all tables of docs from the recorded studies"
 
 setup: $(STAMP)
 
@@ -33,6 +35,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/torchemo demo
+
+# Warnings are errors: a broken link or an unreadable docstring stops the build.
+docs: setup
+	$(BIN)/python -m sphinx -q -W -b html -d docs/_site/.doctrees docs docs/_site
+	@echo "docs/_site/index.html"
 
 lint: style types
 
@@ -76,5 +83,11 @@ bench: setup
 	done
 	$(BIN)/python benchmarks/page.py
 
+# Random hostile cases for SECONDS; failures print the seed that repeats them.
+SECONDS ?= 600
+attack: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.attack --seconds $(SECONDS) --out tests/attack/recorded.json
+	$(BIN)/python -m tests.attack.page
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs docs/_site docs/reference/generated

@@ -25,7 +25,7 @@ def run(monkeypatch, capsys):
     def run_example(name: str) -> list[str]:
         argv = [name, "--iterations", "4", "--test-tasks", "6"]
         monkeypatch.setattr(sys, "argv", argv)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=()):
             runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
         return capsys.readouterr().out.splitlines()
 

@@ -144,3 +144,66 @@ def test_an_option_that_parts_share_is_set_by_a_preset_or_a_study():
     text += "".join(p.read_text("utf-8") for p in ROOT.glob("lab/study/*.toml"))
     shared = {f.name for kind in (KeyOptions, LoopOptions, MemoryOptions) for f in fields(kind)}
     assert not {n for n in shared - STORAGE if not re.search(rf"\b{n}\b\s*=", text)}
+
+
+COMPUTES = ("core/", "interop/", "learners/", "memory/", "models/", "training/")
+"""Packages whose tensors may be on the device of a run."""
+MAKERS = {
+    *(
+        "arange",
+        "as_tensor",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+    ),
+    *("randperm", "tensor", "triu_indices", "zeros"),
+}
+
+
+def calls(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, node.func.attr if isinstance(node.func, ast.Attribute) else ""
+
+
+def placed(tree):
+    """Yield what its module, or a call of ``to``, puts on a device."""
+    for node, name in calls(tree):
+        if name in ("Parameter", "register_buffer"):
+            yield from (part for argument in node.args for part in ast.walk(argument))
+        elif name == "to":
+            yield from ast.walk(node.func.value)
+
+
+def test_a_tensor_is_made_on_a_device_that_is_named():
+    """With ``device=``, from another tensor, or by a generator, whose device is that of what it draws."""
+    guilty = []
+    for module, text in sources().items():
+        if module.startswith(COMPUTES):
+            tree = ast.parse(text)
+            known = {id(node) for node in placed(tree)}
+            for node, name in calls(tree):
+                given = {keyword.arg for keyword in node.keywords}
+                made = name in MAKERS and getattr(node.func.value, "id", "") == "torch"
+                if made and id(node) not in known and not given & {"device", "generator", "out"}:
+                    guilty.append(f"{module}:{node.lineno}")
+    assert not guilty
+
+
+def test_commands_print_through_one_function():
+    """What files and strangers wrote must not reach a terminal as a command: see `say`."""
+    guilty = {
+        f"{name}:{node.lineno}"
+        for name, text in sources().items()
+        if name.startswith(("apps/", "lab/commands/", "report/")) and name != "report/terminal.py"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    }
+    assert not guilty

@@ -23,7 +23,7 @@ from torchemo.data.episodes import EpisodeSpec
 from torchemo.learners import LEARNERS as LEARNER_PARTS
 from torchemo.learners.build import build_learner
 from torchemo.learners.gradient.inner import task_gradients
-from torchemo.learners.learner import host
+from torchemo.learners.hosting import host
 from torchemo.memory import MEMORIES
 from torchemo.memory.aggregators import AGGREGATORS
 from torchemo.memory.controllers import CONTROLLERS, LRU, Clock
@@ -32,11 +32,13 @@ from torchemo.memory.keys import KEYS
 from torchemo.memory.offsets import OffsetMemory
 from torchemo.memory.recall import Retrieval
 from torchemo.memory.scale.approximate import ApproximateIndex
+from torchemo.memory.scale.compressed import CompressedIndex
 from torchemo.memory.slots import SlotAdam
 from torchemo.models import MLP, Conv4
 from torchemo.training.step import outer_step
 
 ROOT = Path(__file__).parents[1]
+MODULES = ("torchemo.", "tests.reference.")
 TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 PARTS = {
     "learner": LEARNER_PARTS,
@@ -57,7 +59,16 @@ USUAL = {
 OTHERS = {"outer": OuterConfig, "episode": EpisodeSpec}
 CLASSES = {
     kind.__name__: kind
-    for kind in (EMO, OffsetMemory, Retrieval, ApproximateIndex, SlotAdam, LRU, Clock)
+    for kind in (
+        EMO,
+        OffsetMemory,
+        Retrieval,
+        ApproximateIndex,
+        CompressedIndex,
+        SlotAdam,
+        LRU,
+        Clock,
+    )
 }
 """Classes whose arguments the page names, which are no options of runs."""
 NOTHING = "–"
@@ -181,8 +192,8 @@ def test_every_equation_and_algorithm_is_there_once_with_code_and_a_test():
     expected = [f"({n})" for n in range(1, 21)] + ["Algorithm 1", "Algorithm 2"]
     assert [row["Number"] for row in rows] == expected
     for row in rows:
-        assert any(name.startswith("torchemo.") for name in code(row["Code"])), row
-        assert code(row["Shown by"]), row
+        assert any(name.startswith(MODULES) for name in code(row["Code"])), row
+        assert code(row["Tested by"]), row
 
 
 def test_every_open_point_is_there_once_with_an_answer():
@@ -191,11 +202,11 @@ def test_every_open_point_is_there_once_with_an_answer():
     for row in rows:
         assert row["What is open"].endswith("."), row
         assert row["Default"] not in ("", NOTHING), row
-        assert row["Option"] == "no option" or code(row["Shown by"]), row
+        assert row["Option"] == "no option" or code(row["Tested by"]), row
 
 
 def test_every_dotted_name_can_be_imported():
-    names = {name for name in code(TEXT) if name.startswith("torchemo.")}
+    names = {name for name in code(TEXT) if name.startswith(MODULES)}
     assert len(names) > 30
     for name in sorted(names):
         parts = name.split(".")

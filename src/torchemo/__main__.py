@@ -2,4 +2,5 @@
 
 from torchemo.apps.cli import main
 
-main()
+if __name__ == "__main__":  # processes that are started for this one import it again
+    main()

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from torchemo.learners.metric.episodic import Head
+from torchemo.learners.head import Head
 
 
 @dataclass(frozen=True)
