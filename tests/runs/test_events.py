@@ -221,7 +221,7 @@ def test_a_line_without_a_digest_after_one_that_has_one_is_damaged(tmp_path):
 
 def test_what_follows_a_later_step_goes_with_it(tmp_path):
     write_log(tmp_path / "log", [1, 5, 2])
-    assert truncate_after(tmp_path / "log", 2) == Cut(2, last=1)
+    assert truncate_after(tmp_path / "log", 2) == Cut(2, last=1, left=1)
     assert [event["step"] for event in read(tmp_path / "log")] == [1]
 
 
@@ -229,7 +229,7 @@ def test_cutting_also_removes_a_torn_last_line(tmp_path):
     write_log(tmp_path / "log", [1])
     whole = (tmp_path / "log").read_bytes()
     (tmp_path / "log").write_bytes(whole + b'{"event"')
-    assert truncate_after(tmp_path / "log", 9) == Cut(0, last=1)
+    assert truncate_after(tmp_path / "log", 9) == Cut(0, last=1, left=1)
     assert (tmp_path / "log").read_bytes() == whole
 
 
@@ -439,7 +439,7 @@ def test_a_last_line_that_lost_its_end_is_damage_where_its_step_was_saved(tmp_pa
     write_log(path, [1, 2])
     torn = path.read_bytes()[:-1] + b"\x0b"
     path.write_bytes(torn)
-    assert truncate_after(path, 1) == Cut(0, last=1)  # a crash tore it
+    assert truncate_after(path, 1) == Cut(0, last=1, left=1)  # a crash tore it
     path.write_bytes(torn)
     assert truncate_after(path, 2).damaged == (2,)
 

@@ -63,6 +63,9 @@ class JsonLines:
 
     A last line that was torn by a crash is cut off when the file is opened: it never happened. Numbers
     that JSON does not know are written as the texts "NaN", "Infinity" and "-Infinity".
+
+    Attributes:
+        lines: How many lines the file has.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -72,6 +75,7 @@ class JsonLines:
             self._handle = os.open(self.path, flags, 0o666)
             self._cut(_whole_lines(self._handle))
             self._last = _last_line(self._handle)
+            self.lines = read_regular(self.path).count(b"\n")
             sync_folder(self.path.parent)
 
     def write(self, event: Event) -> None:
@@ -87,6 +91,7 @@ class JsonLines:
                 self._cut(end)
                 raise
         self._last = line
+        self.lines += 1
 
     def flush(self) -> None:
         """Force the file to the disk."""
@@ -119,7 +124,7 @@ class EventLog:
 
     def __init__(
         self,
-        log: Sink,
+        log: JsonLines,
         *,
         copies: Sequence[Sink] = (),
         clock: Callable[[], float] = time.time,
@@ -128,6 +133,11 @@ class EventLog:
         self._copies = tuple(copies)
         self._clock = clock
         self._warned: set[int] = set()
+
+    @property
+    def lines(self) -> int:
+        """How many events are in the log."""
+        return self._log.lines
 
     def __enter__(self) -> "EventLog":
         return self
@@ -204,6 +214,7 @@ class Cut(NamedTuple):
         kept_as: Where the log as it was is kept, if it was damaged.
         last: Step of the last event that is left; None if there is none.
         gaps: Numbers of sound lines before which others are missing or out of order.
+        left: How many events are left.
     """
 
     later: int
@@ -211,6 +222,7 @@ class Cut(NamedTuple):
     kept_as: Path | None = None
     last: int | None = None
     gaps: tuple[int, ...] = ()
+    left: int = 0
 
 
 def truncate_after(path: StrPath, step: int) -> Cut:
@@ -236,11 +248,11 @@ def truncate_after(path: StrPath, step: int) -> Cut:
             aside = place.with_name(f"damaged-{uuid4().hex[:8]}-{place.name}")
             os.link(place, aside) if hasattr(os, "link") else shutil.copyfile(place, aside)
             replace_file(place, resealed([line for line, _ in good[:kept]]))
-            return Cut(len(good) - kept, damaged, aside, last, gaps)
+            return Cut(len(good) - kept, damaged, aside, last, gaps, kept)
         size = sum(len(line.raw) for line, _ in good[:kept])
         if size < place.stat().st_size:
             os.truncate(place, size)
-    return Cut(len(good) - kept, last=last)
+    return Cut(len(good) - kept, last=last, left=kept)
 
 
 def _parse(path: Path) -> tuple[list[Line], bytes]:

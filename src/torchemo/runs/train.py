@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -27,10 +27,10 @@ from torchemo.runs.experiment import (
 from torchemo.runs.folder import LOCK, OWNER, RunFolder, lock
 from torchemo.runs.footprint import footprint, refuse_too_large
 from torchemo.runs.load import check_config, config_hash, read_config, start_from
-from torchemo.runs.storage import checkpoint, history, takeover, versions
+from torchemo.runs.storage import checkpoint, history, info, takeover, versions
 from torchemo.runs.storage.durable import TEMPORARY
 from torchemo.runs.storage.heartbeat import Beat
-from torchemo.runs.storage.info import check_run_state, plain_progress, progress_of, restoring
+from torchemo.runs.storage.manifest import Manifest
 from torchemo.runs.storage.seal import with_digest
 from torchemo.training.dense.work import Work, work_of
 from torchemo.training.device import HERE, Place
@@ -175,24 +175,24 @@ class _Run:
         path = self.team.first(lambda: takeover.newest(self.root, self.on_event))
         if path is None:
             return
-        saved = check_run_state(checkpoint.load(path))
+        saved = info.check_run_state(checkpoint.load(path))
         check_config(self.root, self.experiment.config, saved.manifest)
         if saved.info.get("data") != self.fingerprint and not accept_new_data:
             raise DataError(
                 f"{self.root}: the data differ from those the run was started with.",
                 hint="Restore the data, or pass --accept-new-data to continue with these.",
             )
-        with restoring(saved):
+        with info.restoring(saved):
             self.trainer.load_state_dict({name: dict(g) for name, g in saved.groups.items()})
-        self.progress = progress_of(saved.manifest)
+        self.progress = info.progress_of(saved.manifest)
         self.saved_at = saved.step
         self._forget_damaged_best()
         self._tell_differences()
-        self.team.first(lambda: self._rewind(saved.step))
+        self.team.first(lambda: self._rewind(saved.manifest))
 
-    def _rewind(self, step: int) -> None:
-        history.rewind(self.root, step)
-        takeover.cut_log(self.root, step, self.on_event)
+    def _rewind(self, saved: Manifest) -> None:
+        history.rewind(self.root, saved.step)
+        takeover.cut_log(self.root, saved.step, self.on_event, events=info.events_of(saved))
 
     def _forget_damaged_best(self) -> None:
         """Look at the best checkpoint while others are left; without it the best is sought anew."""
@@ -345,23 +345,21 @@ class _Run:
         _refuse_divergence(groups, step)
         if self.log is not None:
             self.log.flush()
-        source = self.experiment.source
-        shape = {**asdict(source.shape), "x": list(source.shape.x)}
-        info = {
-            "data": self.fingerprint,
-            "domains": list(source.domains),
-            "tasks": shape,
-            "progress": plain_progress(self.progress),
-            "config": dumps(complete(self.experiment.config)),
-        }
-        info |= versions.info(groups.get("memory", {}))
+        about = info.run_info(
+            self.experiment.source,
+            self.progress,
+            data=self.fingerprint,
+            config=dumps(complete(self.experiment.config)),
+            events=0 if self.log is None else self.log.lines,
+        )
+        about |= versions.info(groups.get("memory", {}))
         digest = config_hash(self.experiment.config)
         best = [] if self.progress.best_step is None else [self.progress.best_step]
 
         def publish() -> None:
             if self.beat is not None:
                 self.beat.check()
-            checkpoint.publish(self.root, step, groups=groups, info=info, config_hash=digest)
+            checkpoint.publish(self.root, step, groups=groups, info=about, config_hash=digest)
             history.prune(self.root, keep_last=2, keep=best)
             versions.collect(self.root, versions.folder_of(self.experiment.config))
 

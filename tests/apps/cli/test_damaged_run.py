@@ -57,6 +57,24 @@ def test_a_log_that_ends_before_the_checkpoint_is_told(torchemo, stopped, kept):
     assert events.read(log)[-1]["step"] == 6
 
 
+def test_a_log_that_lost_exactly_its_last_line_is_told(torchemo, stopped):
+    log = stopped / "events.jsonl"
+    saved = sum(event["step"] <= 4 for event in events.read(log))
+    lines = log.read_bytes().splitlines(keepends=True)[: saved - 1]
+    log.write_bytes(b"".join(lines))
+    assert events.read(log)[-1]["step"] == 4  # the line before it is of the same step
+    found = torchemo("train", "--resume", stopped)
+    assert found.code == 0, found.err
+    said = " ".join(found.err.split())
+    assert f"the log has {saved - 1} of {saved} events up to step 4" in said
+
+
+def test_a_whole_log_is_not_said_to_have_lost_events(torchemo, stopped):
+    found = torchemo("train", "--resume", stopped)
+    assert found.code == 0
+    assert "lost" not in found.err
+
+
 def test_a_damaged_best_checkpoint_is_named_and_the_best_is_sought_anew(torchemo, stopped):
     (newest,) = checkpoint.published(stopped)
     saved = checkpoint.load(newest)

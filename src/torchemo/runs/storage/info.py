@@ -9,6 +9,7 @@ import torch
 
 from torchemo.core.errors import CheckpointError
 from torchemo.core.types import TaskShape
+from torchemo.data.source import TaskSource
 from torchemo.learners.learner import STATE
 from torchemo.runs.storage.checkpoint import Checkpoint
 from torchemo.runs.storage.manifest import Manifest
@@ -23,6 +24,28 @@ _LATER_TASKS = {"base_classes": 0}
 def plain_progress(progress: Progress) -> dict[str, Any]:
     """Return what is saved of a run's progress."""
     return {**asdict(progress), "skipped": list(progress.skipped)}
+
+
+def run_info(
+    source: TaskSource, progress: Progress, *, data: str, config: str, events: int
+) -> dict[str, Any]:
+    """Return what a run saves beside its tensors.
+
+    Args:
+        source: Where its tasks come from.
+        progress: How far it is.
+        data: Fingerprint of the data.
+        config: The configuration as TOML.
+        events: How many events its log has.
+    """
+    return {
+        "data": data,
+        "domains": list(source.domains),
+        "tasks": {**asdict(source.shape), "x": list(source.shape.x)},
+        "progress": plain_progress(progress),
+        "config": config,
+        "events": events,
+    }
 
 
 def progress_of(saved: Manifest) -> Progress:
@@ -76,14 +99,27 @@ def tasks_of(saved: Manifest) -> tuple[TaskShape, tuple[str, ...]]:
     return TaskShape(**{**tasks, "x": tuple(tasks["x"])}), tuple(domains)
 
 
+def events_of(saved: Manifest) -> int:
+    """Return how many events the log of a saved run had; 0 if an earlier version did not count.
+
+    Raises:
+        CheckpointError: It is no number of events.
+    """
+    events = saved.info.get("events", 0)
+    if not _natural(events):
+        raise _unfit(saved, f"the number of its events cannot be {events!r:.50}")
+    return int(events)
+
+
 def check_run_state(saved: Checkpoint) -> Checkpoint:
     """Return a checkpoint of a run when all that stands beside its tensors is sound.
 
     Raises:
-        CheckpointError: Progress, tasks or step are not those of a run.
+        CheckpointError: Progress, tasks, events or step are not those of a run.
     """
     progress_of(saved.manifest)
     tasks_of(saved.manifest)
+    events_of(saved.manifest)
     own = saved.groups.get("progress", {})
     inside = own.get("iteration")
     if len(own) != 1 or inside is None or inside.numel() != 1 or int(inside) != saved.step:

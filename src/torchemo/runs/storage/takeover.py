@@ -29,8 +29,11 @@ def newest(root: Path, tell: Tell) -> Path | None:
     return found.path
 
 
-def cut_log(root: Path, step: int, tell: Tell) -> None:
-    """Cut the log after a step, and report lines that could not be kept."""
+def cut_log(root: Path, step: int, tell: Tell, *, events: int = 0) -> None:
+    """Cut the log after a step, and report lines that could not be kept.
+
+    ``events`` is how many of them there were when the step was saved; earlier versions did not count.
+    """
     log = RunFolder(root).events
     cut = truncate_after(log, step)
     if cut.damaged:
@@ -51,6 +54,9 @@ def cut_log(root: Path, step: int, tell: Tell) -> None:
     if step > 0 and (cut.last is None or cut.last < step):
         end = "is empty" if cut.last is None else f"ends at step {cut.last}"
         why = f"the log {end} and the checkpoint is of step {step}: the events between are lost"
+        tell("damaged", step, {"path": str(log), "why": why})
+    elif cut.left < events and not cut.damaged and not cut.gaps:
+        why = f"the log has {cut.left} of {events} events up to step {step}: the last ones are lost"
         tell("damaged", step, {"path": str(log), "why": why})
 
 
