@@ -58,26 +58,6 @@ def controls_of(cell: Cell, config: RunConfig) -> list[Cell]:
         for name, options in changes.items()
         if options is not None
     ]
-    found = []
-    for name, title in CONTROLS.items():
-        options = control_options(name, config)
-        if options is not None:
-            found.append(
-                Cell(
-                    f"{cell.name}/{name}",
-                    f"{cell.title}, {title}",
-                    cell.preset,
-                    "control",
-                    options=(*cell.options, *options),
-                    world=cell.world,
-                    tests=tuple(test for test in cell.tests if test == SEEN),
-                    n_shot=cell.n_shot,
-                    of=cell.name,
-                    variant=cell.variant,
-                    network=cell.network,
-                )
-            )
-    return found
 
 
 def control_contrasts(controls: list[Cell], cells: list[Cell]) -> list[Contrast]:

@@ -79,7 +79,6 @@ def _settings(scale: Scale) -> tuple[tuple[str, int, str], ...]:
 
 
 def _base(learner: str, world: str, n_shot: int, trunk: str, scale: Scale) -> Cell:
-    own = learner in SYSTEMS
     where = f" on {world}" if scale.name == "paper" else trunk
     options = {
         "smoke": _TINY,
@@ -87,7 +86,7 @@ def _base(learner: str, world: str, n_shot: int, trunk: str, scale: Scale) -> Ce
         "paper": (*_WIDE, *sizes(learner, scale)),
     }[scale.name]
     # The networks of systems without an inner loop keep running averages, as published.
-    options += ("model.bn=running",) if own else ()
+    options += ("model.bn=running",) if learner in SYSTEMS else ()
     options += _DENSE if learner == "dense-cosine" else ()
     return Cell(
         f"{learner}{where}{suffix(n_shot)}",
@@ -97,13 +96,7 @@ def _base(learner: str, world: str, n_shot: int, trunk: str, scale: Scale) -> Ce
         options=options,
         world=world,
         n_shot=n_shot,
-        grid=_AT_ONCE
-        if own and learner != "tadam"
-        else ((),)
-        if own
-        else scale.grid[:1]
-        if scale.name == "cpu"
-        else (),
+        grid=_grid(learner, scale),
     )
 
 
