@@ -11,7 +11,6 @@ from scipy import stats as oracle
 from torchemo.core.errors import ConfigError, DataError, ShapeError
 from torchemo.core.stats import (
     Estimate,
-    class_bootstrap,
     mean_interval,
     median_interval,
     paired_difference,
@@ -273,61 +272,14 @@ def test_every_group_counts_the_same_in_the_macro_mean():
     assert table.overall.mean.value == 0.25
 
 
-def few_shot_tasks(rng, *, n_classes, n_way, n_tasks, noise):
-    classes = np.argsort(rng.random((n_tasks, n_classes)), axis=1)[:, :n_way]
-    ease = rng.standard_normal(n_classes)
-    return ease[classes].mean(axis=1) + noise * rng.standard_normal(n_tasks), classes
-
-
-def test_class_bootstrap_covers_new_classes_where_the_interval_over_tasks_does_not():
-    rng = np.random.default_rng(0)
-    sizes = {"n_classes": 20, "n_way": 5, "n_tasks": 600, "noise": 0.3}
-    samples = [few_shot_tasks(rng, **sizes) for _ in range(300)]
-    hits = [contains(class_bootstrap(x, c, resamples=1000), 0.0) for x, c in samples]
-    assert within_binomial_error(hits, 0.95)
-    assert np.mean([contains(mean_interval(x), 0.0) for x, _ in samples]) < 0.5
-
-
-def test_class_bootstrap_of_single_class_tasks_is_the_expanded_bootstrap_of_class_means():
-    rng = np.random.default_rng(1)
-    means = rng.standard_normal(12)
-    values, classes = np.repeat(means, 8), np.repeat(np.arange(12), 8)[:, None]
-    estimate = class_bootstrap(values, classes, resamples=40_000)
-    tail = oracle.norm.cdf(-oracle.t.ppf(0.975, 11) * math.sqrt(12 / 11))
-    low, high = oracle.bootstrap(
-        (means,),
-        np.mean,
-        n_resamples=40_000,
-        confidence_level=1 - 2 * tail,
-        method="percentile",
-        rng=np.random.default_rng(2),
-    ).confidence_interval
-    assert estimate.low == pytest.approx(low, abs=0.04 * (high - low))
-    assert estimate.high == pytest.approx(high, abs=0.04 * (high - low))
-    assert estimate.n == 12
-    assert estimate.half_width == pytest.approx(t_interval(means).half_width, rel=0.1)
-
-
-def test_class_bootstrap_depends_on_the_seed_alone_and_not_on_the_names_of_classes():
-    values, classes = few_shot_tasks(
-        np.random.default_rng(3), n_classes=9, n_way=3, n_tasks=100, noise=0.1
-    )
-    first = class_bootstrap(values, classes, seed=5, resamples=700)
-    assert class_bootstrap(values, classes * 10 + 3, seed=5, resamples=700) == first
-    assert class_bootstrap(values, classes, seed=6, resamples=700) != first
-
-
 def test_results_are_plain_enough_for_json():
-    x, classes = few_shot_tasks(
-        np.random.default_rng(0), n_classes=9, n_way=3, n_tasks=12, noise=0.1
-    )
+    x = np.random.default_rng(0).standard_normal(12)
     results = [
         mean_interval(x),
         paired_difference(x, -x),
         seeds_by_tasks([x, -x], resamples=20),
         summarise(x[:3]),
         summarise_by_group(x, [0, 1, 2] * 4),
-        class_bootstrap(x, classes, resamples=20),
     ]
     for result in results:
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False)) == result.to_dict()
@@ -354,18 +306,14 @@ def test_scores_that_do_not_fit_are_refused():
         seeds_by_tasks([[0.1, 0.2], [0.1, 0.2, 0.3]])
     with pytest.raises(ShapeError, match="one group id per task"):
         summarise_by_group([0.1, 0.2], [0])
-    with pytest.raises(ShapeError, match="n_way"):
-        class_bootstrap([0.1, 0.2], [[0, 1]])
 
 
 def test_options_that_cannot_work_are_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         sign_flip_p_value([0.1, 0.2], resamples=0)
     with pytest.raises(ConfigError, match="at least 1"):
-        class_bootstrap([0.1, 0.2, 0.3], [[0], [1], [2]], resamples=0)
+        seeds_by_tasks([[0.1, 0.2], [0.3, 0.5]], resamples=0)
     with pytest.raises(ConfigError, match="distinct"):
         summarise_by_group([0.1, 0.2], [0, 1], names=["a", "a"])
     with pytest.raises(ConfigError, match="cover"):
         summarise_by_group([0.1, 0.2], [0, 2], names=["a", "b"])
-    with pytest.raises(DataError, match="fewer classes"):
-        class_bootstrap([0.1, 0.2], [[0, 1], [1, 0]])

@@ -1,16 +1,16 @@
-"""Statistics of few-shot results: intervals over tasks, over seeds, over classes, and paired tests.
+"""Statistics of few-shot results: intervals over tasks, over seeds, and paired tests.
 
-Three sources of chance are kept apart, because an interval over one says nothing about the others:
-which test tasks were drawn (`mean_interval`, as the field reports), which training seed was used
-(`seeds_by_tasks`), and which classes the data set happens to hold (`class_bootstrap`). Methods are
+Sources of chance are kept apart, because an interval over one says nothing about the others: which test
+tasks were drawn (`mean_interval`, as the field reports), and which training seed was used
+(`seeds_by_tasks`). Which classes the data set happens to hold is in none of these intervals. Methods are
 compared on the same tasks (`paired_difference`), which removes most of the variance between tasks.
 
 Wherever something is drawn, ``seed`` alone decides what, and ``resamples`` says how often.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -201,18 +201,11 @@ def seeds_by_tasks(
             hint="With one seed use mean_interval, and say that it says nothing about seeds.",
         )
     x = np.stack([_checked(row, at_least=2) for row in scores])
-    S, T = x.shape
     return SeedsByTasks(
         over_tasks=mean_interval(x.mean(axis=0)),
         over_seeds=t_interval(x.mean(axis=1)),
         both=_random_effects(x),
-        bootstrap=_bootstrap(
-            lambda rng, n: ((_counts(rng, S, n) @ x) * _counts(rng, T, n)).sum(axis=1) / (S * T),
-            Estimate(float(x.mean()), -math.inf, math.inf, S, "two-level bootstrap"),
-            tail=0.025,
-            seed=seed,
-            resamples=resamples,
-        ),
+        bootstrap=_two_level_bootstrap(x, seed=seed, resamples=resamples),
     )
 
 
@@ -285,46 +278,6 @@ def summarise_by_group(
     )
 
 
-def class_bootstrap(
-    values: Scores,
-    classes: Sequence[Sequence[int]] | Int[np.ndarray, "task n_way"],
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Estimate:
-    """Return the mean with an interval for *new classes*, by resampling the classes of the tasks.
-
-    Ten thousand tasks drawn from twenty classes are still twenty classes. In each resample class c
-    counts n_c times (C draws from C) and a task weighs 1 + (C - 1) / (C - n_way) sum_c (n_c - 1);
-    the factor undoes that a task draws its classes without replacement. The percentiles are those
-    of the expanded percentile interval: for few classes as wide as Student's t asks for.
-
-    Choice: the textbook weight is the product of the n_c, but with 5 classes per task its variance
-    drowns the answer. Its linear form counts the variance within classes about n_way times, so the
-    interval is a little long when tasks are few. Give the tasks of one domain at a time.
-    """
-    x, ids = _checked(values, at_least=2), np.asarray(classes)
-    if ids.ndim != 2 or len(ids) != len(x):
-        raise ShapeError(f"expected class ids [{len(x)}, n_way], got shape {list(ids.shape)}.")
-    present, columns = np.unique(ids, return_inverse=True)
-    n_way, C = ids.shape[1], len(present)
-    if n_way >= C:
-        raise DataError(
-            f"expected tasks of fewer classes than there are, got {n_way}-way tasks of {C} classes.",
-            hint="With every class in every task nothing can be said about other classes.",
-        )
-    excess = np.repeat(x - x.mean(), n_way) * (C - 1) / (C - n_way)
-    influence = np.bincount(columns.ravel(), weights=excess) / len(x)
-    quantile = float(stats.t.ppf(0.975, C - 1)) * math.sqrt(C / (C - 1))
-    return _bootstrap(
-        lambda rng, count: x.mean() + (_counts(rng, C, count) - 1) @ influence,
-        Estimate(float(x.mean()), -math.inf, math.inf, C, "class bootstrap"),
-        tail=float(stats.norm.cdf(-quantile)),
-        seed=seed,
-        resamples=resamples,
-    )
-
-
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     nested = {k: _plain(v) if isinstance(v, dict) else v for k, v in values.items()}
     return {k: None if v in (math.inf, -math.inf) else v for k, v in nested.items()}
@@ -343,19 +296,18 @@ def _random_effects(x: Float[np.ndarray, "seed task"]) -> Estimate:
     return _around(over_seeds.value, half_width, S, "random effects")
 
 
-def _bootstrap(
-    means: Callable[[np.random.Generator, int], np.ndarray],
-    estimate: Estimate,
-    *,
-    tail: float,
-    seed: int,
-    resamples: int,
+def _two_level_bootstrap(
+    x: Float[np.ndarray, "seed task"], *, seed: int, resamples: int
 ) -> Estimate:
-    """Give ``estimate`` the ``tail`` and ``1 - tail`` quantiles of ``means(generator, count)``."""
-    rng = np.random.Generator(np.random.Philox(key=seed_for(seed, estimate.method)))
-    drawn = np.concatenate([means(rng, count) for count in _chunks(resamples)])
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return replace(estimate, low=float(low), high=float(high))
+    """Resample seeds and tasks, and return the percentiles of the mean."""
+    (S, T), method = x.shape, "two-level bootstrap"
+    rng = np.random.Generator(np.random.Philox(key=seed_for(seed, method)))
+    drawn = [
+        ((_counts(rng, S, n) @ x) * _counts(rng, T, n)).sum(axis=1) / (S * T)
+        for n in _chunks(resamples)
+    ]
+    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
+    return Estimate(float(x.mean()), float(low), float(high), S, method)
 
 
 def _counts(rng: np.random.Generator, units: int, resamples: int) -> Float[np.ndarray, "r u"]:
