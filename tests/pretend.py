@@ -21,6 +21,8 @@ _setup_privateuseone_for_python_backend(NAME)
 DEVICE = torch.device(NAME, 0)
 WAITS: Counter[str] = Counter()
 """How often the host waited for the device, by file and line of torchemo."""
+SENT: Counter[torch.dtype] = Counter()
+"""How many bytes the host sent to the device, by type."""
 
 aten = torch.ops.aten
 _COPIES = {aten._to_copy.default, aten.copy_.default}
@@ -91,8 +93,9 @@ class _Mode(TorchDispatchMode):
 
 @contextmanager
 def on_pretend() -> Iterator[torch.device]:
-    """Let tensors be made on the pretend device, and count the waits from zero."""
+    """Let tensors be made on the pretend device; count the waits, and what is sent, from zero."""
     WAITS.clear()
+    SENT.clear()
     cell, torch.gru_cell = torch.gru_cell, _gru_cell
     try:
         with _Mode():
@@ -123,6 +126,8 @@ def _run(func, args, kwargs):
         return func(*args, **kwargs)
     away = device is not None and not here
     _check(func, args, [t for t in tensors if not isinstance(t, Pretend)], away=away)
+    if here and not ours and func is aten._to_copy.default:
+        SENT[args[0].dtype] += args[0].numel() * args[0].element_size()
     inner_args, inner_kwargs = tree_map(_unwrap, (args, kwargs))
     if here:
         inner_kwargs = {**inner_kwargs, "device": "cpu"}

@@ -24,7 +24,9 @@ from torchemo.runs.score import Protocol, score_tasks
 from torchemo.runs.storage import checkpoint
 from torchemo.runs.storage.seal import with_digest
 from torchemo.runs.train import train_run
-from torchemo.training.device import Place
+from torchemo.training import predict as predict_module
+from torchemo.training import trainer as trainer_module
+from torchemo.training.device import Place, to_device
 
 METRIC = [n for n in LEARNERS if LEARNERS[n].__module__.startswith("torchemo.learners.metric.")]
 """Learners without an inner loop; they need classes, and so does Proto-MAML."""
@@ -209,6 +211,33 @@ def test_a_memory_larger_than_the_device_is_refused_before_anything_is_made(tmp_
     assert re.fullmatch(rf"a memory of 5 slots takes .*, {device} has .*\.", caught.value.message)
     assert "memory.capacity" in caught.value.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_images_of_training_validation_and_scoring_travel_to_a_device_in_uint8(
+    tmp_path, monkeypatch
+):
+    moved = []
+
+    def spy(episode, device):
+        moved.append(episode.support.x.dtype)
+        return to_device(episode, device)
+
+    for module in (trainer_module, predict_module):
+        monkeypatch.setattr(module, "to_device", spy)
+    chosen = config(memory="none")
+    small = replace(
+        chosen,
+        model=Part("conv4", {"filters": 2}),
+        data=DataConfig(image_size=16, n_query=2),
+        train=replace(chosen.train, steps=2, validate_every=2, validation_tasks=2),
+    )
+    with on_pretend() as device:
+        train_run(tmp_path, small, place=Place(device))
+        trained = len(moved)
+        assert trained >= 3  # two steps, one validation
+        score_tasks(load_best(tmp_path, place=Place(device)), Protocol(tasks=2))
+    assert len(moved) > trained
+    assert set(moved) == {torch.uint8}
 
 
 def test_the_best_validation_step_is_kept_and_loaded(tmp_path):

@@ -5,20 +5,31 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.pretend import WAITS, on_pretend
+from tests.pretend import SENT, WAITS, on_pretend
 from torchemo.config.presets import names, preset
 from torchemo.config.registry import Part
+from torchemo.config.run import AugmentSpec, StreamSpec
 from torchemo.core.errors import ConfigError, DataError, ResourceError
 from torchemo.core.rng import generator_for
 from torchemo.core.tree import expand
-from torchemo.core.types import TaskShape
+from torchemo.core.types import Batch, TaskShape
+from torchemo.data.source import open_source, sent_to
 from torchemo.lab import doctor_device
 from torchemo.lab.doctor_device import device_report
 from torchemo.models import build_model, in_precision
 from torchemo.runs.compare import compare
 from torchemo.runs.environment import differences, environment
 from torchemo.runs.experiment import build_system, build_trainer, open_tasks
-from torchemo.training.device import CPU, HERE, Place, devices, open_device, open_place
+from torchemo.training.device import (
+    CPU,
+    HERE,
+    Place,
+    batch_to,
+    devices,
+    open_device,
+    open_place,
+    to_device,
+)
 
 SHAPE = TaskShape("classification", x=(3, 16, 16), n_out=5)
 
@@ -180,6 +191,53 @@ def test_a_step_waits_for_the_device_four_times_at_most(name):
             WAITS.clear()
             trainer.step(tasks)
     assert sum(WAITS.values()) <= 4, WAITS
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"rotations": True}, {"stream": StreamSpec(pool=3)}],
+    ids=["plain", "turned", "stream"],
+)
+def test_images_travel_in_a_quarter_of_the_bytes_and_arrive_as_on_the_cpu(how):
+    data = preset("maml").data
+    source = open_source(replace(data, image_size=16, n_query=2, **how))
+    want = source.sample("train", seed=0, start=0, count=3)
+    with on_pretend() as device:
+        sent = sent_to(source, device).sample("train", seed=0, start=0, count=3)
+        there = to_device(sent, device)
+        numbers = want.support.x.numel() + want.query.x.numel()
+        assert (SENT[torch.uint8], SENT[torch.float32]) == (numbers, 0)
+        for part in ("support", "query"):
+            assert getattr(there, part).x.device == device
+            assert torch.equal(getattr(there, part).x.cpu(), getattr(want, part).x)
+            assert torch.equal(getattr(there, part).y.cpu(), getattr(want, part).y)
+    # Images as they are kept need no device.
+    assert torch.equal(to_device(sent, CPU).query.x, want.query.x)
+    assert sent_to(source, CPU) is source
+
+
+def test_images_of_base_classes_travel_alike_and_augmented_ones_are_scaled_first():
+    plain = open_source(replace(preset("maml").data, image_size=16))
+    which = {"seed": 0, "start": 0, "count": 1, "size": 8}
+    with on_pretend() as device:
+        sent = sent_to(plain, device).batches(**which)
+        assert sent.x.dtype == torch.uint8
+        assert torch.equal(batch_to(sent, device).x.cpu(), plain.batches(**which).x)
+        changed = replace(plain, augment=AugmentSpec(flip=True, jitter=0.4))
+        same = sent_to(changed, device)
+        assert torch.equal(same.batches(**which).x, changed.batches(**which).x)
+        for split, dtype in (("train", torch.float32), ("test", torch.uint8)):
+            assert same.sample(split, seed=0, start=0, count=1).query.x.dtype == dtype
+        curves = open_source(preset("maml", regression=True).data)
+        assert sent_to(curves, device) is curves
+
+
+@pytest.mark.gpu
+def test_a_real_device_scales_images_to_the_bits_of_the_cpu():
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 1, 16, 16)
+    batch = Batch(images, torch.zeros(1, 1))
+    there = batch_to(batch, open_device("auto"))
+    assert torch.equal(there.x.cpu(), batch_to(batch, CPU).x)
 
 
 def test_numbers_are_refused_before_they_are_moved():

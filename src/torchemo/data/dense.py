@@ -6,6 +6,7 @@ quarters has number ``c + t C``.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
@@ -29,7 +30,14 @@ def base_classes(index: ClassIndex, ids: EpisodeIds) -> BaseClasses:
 
 
 def sample_batches(
-    index: ClassIndex, *, seed: int, start: int, count: int, size: int, rotations: bool = False
+    index: ClassIndex,
+    *,
+    seed: int,
+    start: int,
+    count: int,
+    size: int,
+    rotations: bool = False,
+    stored: bool = False,
 ) -> Batch:
     """Draw batches ``start .. start + count - 1`` of training images, labelled by base class.
 
@@ -43,6 +51,7 @@ def sample_batches(
         count: How many batches.
         size: Images of a batch.
         rotations: Turn every image by its own multiple of 90 degrees, which makes it one of another class.
+        stored: Leave images as they are kept, uint8 0 .. 255.
 
     Returns:
         Images ``x [count, size, C, H, W]`` or features ``[count, size, d]``; labels ``y [count, size]``.
@@ -54,6 +63,18 @@ def sample_batches(
     classes = index.classes(split="train")
     pool = np.concatenate([index.images_of(c) for c in classes])
     places = np.arange(start * size, (start + count) * size)
+    chosen, turns = _drawn(pool, places, seed=seed, rotations=rotations)
+    shape = (count, size)
+    of_image = torch.from_numpy(np.asarray(index.label)[chosen]).view(shape)
+    ids, quarters = (torch.from_numpy(a).view(shape) for a in (chosen, turns))
+    images = images_of(index, ids, turns=quarters, stored=stored)
+    return Batch(images, _numbers(index, of_image, quarters))
+
+
+def _drawn(
+    pool: NDArray[np.int64], places: NDArray[np.int64], *, seed: int, rotations: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which images have these places in the order of all epochs, and their quarter turns."""
     chosen, turns = np.empty_like(places), np.zeros_like(places)
     for epoch in np.unique(places // len(pool)):
         generator = generator_for(seed, "dense", int(epoch))
@@ -64,10 +85,7 @@ def sample_batches(
         if rotations:
             turned = torch.randint(TURNS, (len(pool),), generator=generator).numpy()
             turns[here] = turned[within]
-    shape = (count, size)
-    of_image = torch.from_numpy(np.asarray(index.label)[chosen]).view(shape)
-    ids, quarters = (torch.from_numpy(a).view(shape) for a in (chosen, turns))
-    return Batch(images_of(index, ids, turns=quarters), _numbers(index, of_image, quarters))
+    return chosen, turns
 
 
 def _numbers(index: ClassIndex, classes: Tensor, turns: Tensor) -> Tensor:

@@ -127,11 +127,12 @@ def sample_ids(
     return EpisodeIds(*(torch.stack(column) for column in zip(*tasks, strict=True)))
 
 
-def gather(index: ClassIndex, ids: EpisodeIds) -> Episode:
-    """Fetch the images of drawn tasks."""
+def gather(index: ClassIndex, ids: EpisodeIds, *, stored: bool = False) -> Episode:
+    """Fetch the images of drawn tasks; see `images_of`."""
+    support_turns, query_turns = (ids.turns.gather(1, y) for y in (ids.support_y, ids.query_y))
     return Episode(
-        Batch(_pictures(index, ids, ids.support, ids.support_y), ids.support_y),
-        Batch(_pictures(index, ids, ids.query, ids.query_y), ids.query_y),
+        Batch(images_of(index, ids.support, turns=support_turns, stored=stored), ids.support_y),
+        Batch(images_of(index, ids.query, turns=query_turns, stored=stored), ids.query_y),
         ids.domain,
         ids.number,
         # Turned classes count as further classes.
@@ -240,12 +241,11 @@ def _choose(
     return chosen
 
 
-def _pictures(index: ClassIndex, ids: EpisodeIds, images: Tensor, y: Tensor) -> Tensor:
-    return images_of(index, images, turns=ids.turns.gather(1, y))
+def images_of(index: ClassIndex, ids: Tensor, *, turns: Tensor, stored: bool = False) -> Tensor:
+    """Fetch images by id, each turned by its own number of quarters; or features, which are not turned.
 
-
-def images_of(index: ClassIndex, ids: Tensor, *, turns: Tensor) -> Tensor:
-    """Fetch images by id, each turned by its own number of quarters; or features, which are not turned."""
+    With ``stored`` images stay as they are kept, uint8 0 .. 255: who uses them scales them.
+    """
     pixels = index.images[ids.numpy()]
     if index.holds_features:
         return torch.from_numpy(pixels).to(torch.float32)
@@ -253,4 +253,4 @@ def images_of(index: ClassIndex, ids: Tensor, *, turns: Tensor) -> Tensor:
         rows = turns.numpy() == quarter
         if rows.any():
             pixels[rows] = np.rot90(pixels[rows], quarter, axes=(-2, -1))
-    return to_unit(pixels)
+    return torch.from_numpy(pixels) if stored else to_unit(pixels)

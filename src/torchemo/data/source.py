@@ -82,6 +82,8 @@ class PictureTasks:
     """What is done to images of training tasks."""
     training: EpisodeSpec | None = None
     """What training tasks look like, if not like the others."""
+    stored: bool = False
+    """Leave images as they are kept, uint8 0 .. 255, where nothing changes them."""
 
     @property
     def shape(self) -> TaskShape:
@@ -115,7 +117,7 @@ class PictureTasks:
     @property
     def visited(self) -> ClassVisits:
         """How images of classes that come back are drawn."""
-        return ClassVisits(self.index, self.spec)
+        return ClassVisits(self.index, self.spec, self.stored)
 
     def sample(
         self, split: str, *, seed: int, start: int, count: int, n_query: int | None = None
@@ -126,7 +128,7 @@ class PictureTasks:
         turned = self.spec.rotations and train
         spec = replace(spec, rotations=turned, n_query=n_query or spec.n_query)
         ids = sample_ids(self.index, spec, seed=seed, split=split, start=start, count=count)
-        episode = gather(self.index, ids)
+        episode = gather(self.index, ids, stored=self._stays(train=train))
         if not train:
             # No such task may know its classes: a learner that read them would know the answers.
             return episode
@@ -137,10 +139,21 @@ class PictureTasks:
 
     def batches(self, *, seed: int, start: int, count: int, size: int) -> Batch:
         """Draw batches of training images, labelled by base class."""
-        which = {"seed": seed, "start": start, "count": count, "size": size}
-        drawn = sample_batches(self.index, rotations=self.spec.rotations, **which)
+        drawn = sample_batches(
+            self.index,
+            seed=seed,
+            start=start,
+            count=count,
+            size=size,
+            rotations=self.spec.rotations,
+            stored=self._stays(train=True),
+        )
         numbers = range(start, start + count)
         return self._changed(drawn, (seed, "augment", "batch"), numbers)
+
+    def _stays(self, *, train: bool) -> bool:
+        """Return whether images stay as they are kept; those to be augmented are scaled first."""
+        return self.stored and not (train and self.augment != PLAIN)
 
     def _changed(self, batch: Batch, path: tuple[int, str, str], numbers: range) -> Batch:
         """Augment the images of tasks or batches with these numbers, each by a generator of its own."""
@@ -214,6 +227,18 @@ def open_source(
     """
     source = _open(config, needed, strict, network, progress)
     return StreamTasks(source, config.stream) if config.stream.pool else source
+
+
+def sent_to(source: TaskSource, device: torch.device) -> TaskSource:
+    """Return the same tasks as they travel to a device: images in uint8, a quarter of the bytes.
+
+    `torchemo.training.device.to_device` scales them there. On the CPU nothing travels.
+    """
+    if device.type == "cpu":
+        return source
+    if isinstance(source, StreamTasks) and isinstance(source.source, PictureTasks):
+        return replace(source, source=replace(source.source, stored=True))
+    return replace(source, stored=True) if isinstance(source, PictureTasks) else source
 
 
 def open_stream(config: DataConfig, *, needed: Sequence[str] = SPLITS) -> StreamTasks:

@@ -269,6 +269,8 @@ class ClassVisits:
 
     index: ClassIndex
     spec: EpisodeSpec
+    stored: bool = False
+    """Leave images as they are kept, uint8 0 .. 255."""
 
     def timetable(self, spec: StreamSpec, *, seed: int, split: str) -> Timetable:
         """Return which classes come when."""
@@ -327,7 +329,7 @@ class ClassVisits:
         tasks = [_images(self.index, spec, visit, path=(seed, split)) for visit in visits]
         ids = EpisodeIds(*(torch.stack(c) for c in zip(*tasks, strict=True)))
         base = base_classes(self.index, ids) if split == "train" else None
-        return replace(gather(self.index, ids), base=base)
+        return replace(gather(self.index, ids, stored=self.stored), base=base)
 
 
 def _images(

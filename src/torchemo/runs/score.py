@@ -13,6 +13,7 @@ from torchemo.core.digest import digest_of
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.stats import mean_interval, summarise_by_group
 from torchemo.core.types import Episode, Statistics
+from torchemo.data.source import sent_to
 from torchemo.memory.interface import TaskMemory
 from torchemo.runs.events import cpu_seconds, read
 from torchemo.runs.folder import RunFolder
@@ -194,7 +195,7 @@ def _scores(
     every_step: bool,
     progress: Callable[[int, int], None],
 ) -> Scores:
-    source = opened.source
+    source = sent_to(opened.source, opened.place.device)
     regression = source.shape.kind == "regression"
     if regression and protocol.way is not None:
         raise ConfigError("regression tasks have no classes.", hint="Leave out --way.")

@@ -13,7 +13,7 @@ from torchemo.config.toml import dumps
 from torchemo.core.digest import digest_of
 from torchemo.core.errors import ConfigError, DataError, Diverged, RunExists
 from torchemo.core.types import Params
-from torchemo.data.source import TaskSource
+from torchemo.data.source import TaskSource, sent_to
 from torchemo.runs import sinks
 from torchemo.runs.environment import environment, since_the_start
 from torchemo.runs.events import EventLog
@@ -159,6 +159,7 @@ class _Run:
         self.log: EventLog | None = None
         self.beat: Beat | None = None
         self.fingerprint = experiment.source.fingerprint
+        self.source = sent_to(experiment.source, place.device)
         self.feed = Feed(self._work_of, place.device)
         self.began = time.process_time()
         versions.own(self.trainer.memory, root, rank=self.team.rank)
@@ -278,8 +279,8 @@ class _Run:
         return half and self.progress.hopeless
 
     def _work_of(self, step: int) -> Work:
-        source, train = self.experiment.source, self.experiment.config.train
-        return work_of(source, train, self.trainer.phases, self.trainer.learner, step=step)
+        train = self.experiment.config.train
+        return work_of(self.source, train, self.trainer.phases, self.trainer.learner, step=step)
 
     def _step(self) -> None:
         iteration = self.trainer.iteration
@@ -315,7 +316,7 @@ class _Run:
         """Score the validation tasks; a memory that judges its slots does so by them first."""
         train, trainer = self.experiment.config.train, self.trainer
         episodes = batches(
-            lambda start, count: self.experiment.source.sample(
+            lambda start, count: self.source.sample(
                 "val", seed=VALIDATION_SEED, start=start, count=count
             ),
             tasks=train.validation_tasks,

@@ -170,8 +170,11 @@ def devices() -> list[str]:
 
 
 def to_device(episode: Episode, device: torch.device) -> Episode:
-    """Return tasks with their examples and base classes on a device; tags and numbers stay on the host."""
-    if episode.support.x.device == device:
+    """Return tasks with their examples and base classes on a device; tags and numbers stay on the host.
+
+    Images in uint8, 0 .. 255, are scaled to [0, 1] on the device: a quarter of the bytes travels.
+    """
+    if episode.support.x.device == device and not _is_stored(episode.support.x):
         return episode
     support, query = (batch_to(b, device) for b in (episode.support, episode.query))
     base = episode.base
@@ -182,8 +185,15 @@ def to_device(episode: Episode, device: torch.device) -> Episode:
 
 
 def batch_to(batch: Batch, device: torch.device) -> Batch:
-    """Return examples on a device."""
-    return Batch(batch.x.to(device, non_blocking=True), batch.y.to(device, non_blocking=True))
+    """Return examples on a device; images that come in uint8 are scaled there."""
+    x, y = (t.to(device, non_blocking=True) for t in batch)
+    # The same operations as on the CPU, so that they give the same bits.
+    return Batch(x.to(torch.float32).div_(255) if _is_stored(x) else x, y)
+
+
+def _is_stored(x: torch.Tensor) -> bool:
+    """Return whether inputs are images ``[task, example, channel, height, width]`` as they are kept."""
+    return x.dtype == torch.uint8 and x.dim() == 5
 
 
 def home(params: Params) -> torch.device:
