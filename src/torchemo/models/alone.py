@@ -1,7 +1,7 @@
 """Networks that answer each query by itself: normalised with the support set, never with other queries."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, final, runtime_checkable
+from typing import ClassVar, Protocol, Self, TypeAlias, cast, final, runtime_checkable
 
 from torch import Tensor
 
@@ -25,6 +25,23 @@ class StandsAlone(Protocol):
     def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
         """Return the network and parameters that answer queries; see `alone`."""
         ...
+
+
+class OneByOne:
+    """What networks share that look at one example at a time and end with a linear head."""
+
+    head: ClassVar[tuple[str, ...]] = ("head.weight", "head.bias")
+    norm: ClassVar[tuple[str, ...]] = ()
+    buffers: ClassVar[tuple[str, ...]] = ()
+    reads_support: ClassVar[bool] = False
+
+    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
+        """Return this network."""
+        return cast(Model, self), params
+
+    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> Self:
+        """Return this network: it is the same at every inner step."""
+        return self
 
 
 @final

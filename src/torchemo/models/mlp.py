@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Params, TaskShape
-from torchemo.models.alone import Answering
+from torchemo.models.alone import OneByOne
 from torchemo.models.inputs import check_choice, check_examples, check_params, check_positive
 from torchemo.models.layers import (
     ACTIVATIONS,
@@ -39,7 +39,7 @@ class MLPOptions:
 
 @final
 @dataclass(frozen=True)
-class MLP:
+class MLP(OneByOne):
     """Linear layers with activations between them: ``x [B, n, n_in] -> [B, n, n_out]``.
 
     Per-task parameters: ``layer1.weight [B, hidden[0], n_in]``, ``layer1.bias``, ..., ``head.weight``,
@@ -92,30 +92,6 @@ class MLP:
         """How many numbers the head sees for each example."""
         return self.hidden[-1] if self.hidden else self.n_in
 
-    @property
-    def head(self) -> tuple[str, ...]:
-        """Names of the head's tensors."""
-        return ("head.weight", "head.bias")
-
-    @property
-    def norm(self) -> tuple[str, ...]:
-        """Empty: there are no normalisation layers."""
-        return ()
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """Empty: there are no running statistics."""
-        return ()
-
-    @property
-    def reads_support(self) -> bool:
-        """Nothing is normalised."""
-        return False
-
-    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
-        """Return this network: it looks at one example at a time."""
-        return self, params
-
     def init(self, generator: torch.Generator) -> Params:
         """Draw the weights, layer by layer; biases 0."""
         draw = INITIALIZERS[self.initializer]
@@ -146,10 +122,6 @@ class MLP:
     def with_outputs(self, n_out: int) -> "MLP":
         """Return this network with ``n_out`` outputs."""
         return replace(self, n_out=n_out)
-
-    def at(self, step: int, *, stored: bool = False, sink: Params | None = None) -> "MLP":
-        """Return this network: it is the same at every inner step."""
-        return self
 
     # Cached: in a network this small the checks would cost as much as the layers.
     @cached_property

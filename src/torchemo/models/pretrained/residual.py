@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.types import Params
-from torchemo.models.alone import Answering
+from torchemo.models.alone import OneByOne
 from torchemo.models.inputs import check_examples, check_params, check_positive
 from torchemo.models.layers import kaiming_normal, task_linear, zeros
 
@@ -22,7 +22,7 @@ softmax is not saturated, and rates of inner steps suit heads on them."""
 
 @final
 @dataclass(frozen=True)
-class ResidualAdapter:
+class ResidualAdapter(OneByOne):
     """Features z of a network plus what two layers make of them: ``x [B, n, d] -> [B, n, n_out]``.
 
     ``f(z) = LENGTH (u + W2 relu(W1 sqrt(d) u + b1) / sqrt(d))`` with ``u = z / |z|``. W2 begins at zero, so
@@ -50,30 +50,6 @@ class ResidualAdapter:
     def __post_init__(self) -> None:
         check_positive(n_out=self.n_out, n_in=self.n_in, hidden=self.hidden)
 
-    @property
-    def head(self) -> tuple[str, ...]:
-        """Names of the head's tensors."""
-        return ("head.weight", "head.bias")
-
-    @property
-    def norm(self) -> tuple[str, ...]:
-        """Empty: nothing is normalised over examples."""
-        return ()
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """Empty: there are no running statistics."""
-        return ()
-
-    @property
-    def reads_support(self) -> bool:
-        """Nothing is normalised over examples."""
-        return False
-
-    def alone(self, params: Params, support_x: Tensor, *, step: int, frozen: bool) -> Answering:
-        """Return this network: it looks at one example at a time."""
-        return self, params
-
     def init(self, generator: torch.Generator) -> Params:
         """Draw the first layer and the head; the second layer is zero."""
         return {
@@ -100,12 +76,6 @@ class ResidualAdapter:
         """Apply the head to ``features [B, n, d]``."""
         check_examples(features, (self.n_in,), what="adapter's head")
         return task_linear(params, features, layer="head")
-
-    def at(
-        self, step: int, *, stored: bool = False, sink: Params | None = None
-    ) -> "ResidualAdapter":
-        """Return this network: it is the same at every inner step."""
-        return self
 
     @property
     def _body_shapes(self) -> Mapping[str, tuple[int, ...]]:
