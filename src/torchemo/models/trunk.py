@@ -96,6 +96,11 @@ def feature_map(model: Model) -> tuple[int, int, int]:
     return weights[model.head[0]].shape[-1], 1, 1
 
 
+def feature_count(model: Model) -> int:
+    """Return how many numbers a network's head sees of an example."""
+    return math.prod(feature_map(model))
+
+
 def with_levels(model: Model, levels: int) -> Model:
     """Return a network whose features are those of several depths, where it can; see `level_sizes`."""
     made = getattr(model, "with_levels", None)
@@ -105,7 +110,7 @@ def with_levels(model: Model, levels: int) -> Model:
 def level_sizes(model: Model) -> tuple[int, ...]:
     """Return the lengths of the features of each depth, the last block's at the end."""
     sizes = getattr(model, "level_sizes", None)
-    return (math.prod(feature_map(model)),) if sizes is None else sizes
+    return (feature_count(model),) if sizes is None else sizes
 
 
 def in_one_pass(model: Model) -> Model:

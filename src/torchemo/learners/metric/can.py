@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.config.options import refuse_below
@@ -13,7 +13,15 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import BaseClasses, Model, Params, TaskShape
-from torchemo.learners.head import Head, HeadOptions, check_above_zero
+from torchemo.learners.head import (
+    Features,
+    Head,
+    HeadOptions,
+    Labels,
+    Logits,
+    TaskLosses,
+    check_above_zero,
+)
 from torchemo.models.layers import glorot_uniform, task_linear, zeros
 from torchemo.models.trunk import feature_map
 
@@ -102,31 +110,16 @@ class CAN(CANOptions, Head):
             drawn["dense.bias"] = zeros((self.base,), generator)
         return drawn
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Average the maps of each class."""
         return {"maps": self._as_maps(class_means(z, y, n_way=n_way))}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Compare the pooled maps of every pair."""
         pairs = self._pairs(params, classifier, self._as_maps(z))
         return self.scale * F.cosine_similarity(pairs.queries, pairs.classes, dim=-1)
 
-    def losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-    ) -> Float[Tensor, " task"]:
+    def losses(self, params: Params, classifier: Params, z: Features, y: Labels) -> TaskLosses:
         """Return the cross-entropy at every place of the queries, averaged."""
         maps = self._as_maps(z)
         classes = F.normalize(self._pairs(params, classifier, maps).classes, dim=-1)
@@ -137,14 +130,8 @@ class CAN(CANOptions, Head):
         return -log_p.gather(2, right).mean((1, 2, 3))
 
     def class_losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-        *,
-        base: BaseClasses,
-    ) -> Float[Tensor, " task"]:
+        self, params: Params, classifier: Params, z: Features, y: Labels, *, base: BaseClasses
+    ) -> TaskLosses:
         """Return the loss of the task and, weighed, that of base classes at every place of the queries."""
         losses = self.losses(params, classifier, z, y)
         if not self.base:
@@ -159,7 +146,7 @@ class CAN(CANOptions, Head):
         dense = cross_entropy(task_linear(params, places, layer="dense"), target)
         return losses + self.dense_weight * dense
 
-    def _as_maps(self, z: Float[Tensor, "task n f"]) -> Float[Tensor, "task n c place"]:
+    def _as_maps(self, z: Features) -> Float[Tensor, "task n c place"]:
         return z.view(*z.shape[:2], self.map[0], self._places)
 
     def _pairs(

@@ -24,7 +24,7 @@ from torchemo.learners.head import (
     one_hot,
 )
 from torchemo.models.layers import kaiming_normal, zeros
-from torchemo.models.trunk import feature_map
+from torchemo.models.trunk import feature_count
 
 NOISE = 0.001
 """Deviation of the noise on the map of queries, which begins near the identity."""
@@ -83,8 +83,7 @@ class DynamicFS(DynamicFSOptions, Head):
                 f" and {tasks.n_out}.",
                 hint="Use image sets with more classes in the training split, or lower data.n_way.",
             )
-        channels, height, width = feature_map(model)
-        size = channels * height * width
+        size = feature_count(model)
         return cls(**vars(options), features=size, base=tasks.base_classes)
 
     @property

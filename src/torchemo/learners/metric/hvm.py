@@ -5,14 +5,22 @@ from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import BaseClasses, Model, Params, TaskShape
-from torchemo.learners.head import Head, HeadOptions, one_hot
+from torchemo.learners.head import (
+    Features,
+    Head,
+    HeadOptions,
+    Labels,
+    Logits,
+    TaskLosses,
+    one_hot,
+)
 from torchemo.learners.metric.variational_fsl import gaussian_kl
 from torchemo.models.inputs import check_positive
 from torchemo.models.layers import glorot_uniform, task_linear, zeros
@@ -109,14 +117,7 @@ class HVM(HVMOptions, Head):
             "memory.written": zeros((self.classes,), generator),
         }
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Infer a Gaussian prototype of each class at each level, and how much each level counts."""
         found: dict[str, list[Tensor]] = {name: [] for name in (*KEPT, "weigh")}
         before = None
@@ -138,9 +139,7 @@ class HVM(HVMOptions, Head):
             before = mean
         return {name: torch.stack(values, dim=1) for name, values in found.items()}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Return the logarithm of the levels' weighted probabilities."""
         weights = classifier["weigh"].log_softmax(1)
         each = [
@@ -151,13 +150,7 @@ class HVM(HVMOptions, Head):
         ]
         return torch.stack(each).logsumexp(0)
 
-    def losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-    ) -> Float[Tensor, " task"]:
+    def losses(self, params: Params, classifier: Params, z: Features, y: Labels) -> TaskLosses:
         """Return the cross-entropy and the divergence, per task."""
         loss = cross_entropy(self.logits(params, classifier, z), y)
         if self.kl_weight == 0:
@@ -190,9 +183,7 @@ class HVM(HVMOptions, Head):
                 rows["memory.written"][number] = 1
         return rows
 
-    def _projected(
-        self, params: Params, z: Float[Tensor, "task n f"]
-    ) -> list[Float[Tensor, "task n d"]]:
+    def _projected(self, params: Params, z: Features) -> list[Float[Tensor, "task n d"]]:
         parts = torch.split(z, list(self.sizes), dim=-1)
         return [task_linear(params, part, layer=f"project.{i}") for i, part in enumerate(parts)]
 
@@ -243,7 +234,7 @@ def _expected(
 
 def _prototype_gradient(
     z: Float[Tensor, "task n d"],
-    y: Int[Tensor, "task n"],
+    y: Labels,
     mean: Float[Tensor, "task way d"],
     log_variance: Float[Tensor, "task way d"],
 ) -> Float[Tensor, "task 1 d"]:

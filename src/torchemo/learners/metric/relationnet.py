@@ -5,13 +5,22 @@ from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.losses import cross_entropy
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Model, Params, TaskShape
-from torchemo.learners.head import BnOver, Head, HeadOptions, one_hot
+from torchemo.learners.head import (
+    BnOver,
+    Features,
+    Head,
+    HeadOptions,
+    Labels,
+    Logits,
+    TaskLosses,
+    one_hot,
+)
 from torchemo.models.inputs import check_choice, check_positive
 from torchemo.models.layers import (
     from_trunk,
@@ -117,23 +126,14 @@ class RelationNet(RelationNetOptions, Head):
     def _norm(self) -> TaskNorm:
         return TaskNorm(bn="running", eps=1e-5, usage=self.usage)
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Join the maps of each class, and send them through the class's half of the first kernel."""
         joined = class_means(z, y, n_way=n_way)
         if self.pool == "sum":
             joined = joined * one_hot(y, n_way, like=z).sum(1).unsqueeze(-1)
         return {"seen": self._convolved(params, joined, "class")}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Compare every query with every class."""
         query, classes = self._convolved(params, z, "query"), classifier["seen"]
         # The convolution of two halves side by side is the sum of the halves' convolutions.
@@ -151,13 +151,7 @@ class RelationNet(RelationNetOptions, Head):
         hidden = task_linear(params, flat, layer="hidden").relu()
         return task_linear(params, hidden, layer="score").view(tasks, queries, way)
 
-    def losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-    ) -> Float[Tensor, " task"]:
+    def losses(self, params: Params, classifier: Params, z: Features, y: Labels) -> TaskLosses:
         """Return the paper's squared error, or the cross-entropy."""
         logits = self.logits(params, classifier, z)
         if self.loss == "cross_entropy":
@@ -166,7 +160,7 @@ class RelationNet(RelationNetOptions, Head):
         return (logits.sigmoid() - right).square().mean((1, 2))
 
     def _convolved(
-        self, params: Params, z: Float[Tensor, "task n f"], layer: str
+        self, params: Params, z: Features, layer: str
     ) -> Float[Tensor, "task n filter h w"]:
         maps = z.view(*z.shape[:2], *self.map)
         return _from_channels(task_conv(params, to_trunk(maps), layer=layer), len(z))

@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.types import Model, Params, TaskShape
-from torchemo.learners.head import Head, HeadOptions, one_hot
+from torchemo.learners.head import Features, Head, HeadOptions, Labels, Logits, one_hot
 from torchemo.models.inputs import check_positive
 from torchemo.models.layers import glorot_uniform, task_linear, zeros
-from torchemo.models.trunk import feature_map
+from torchemo.models.trunk import feature_count
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class SNAIL(SNAILOptions, Head):
     @classmethod
     def sized(cls, options: Any, model: Model, tasks: TaskShape) -> "SNAIL":
         """Make the head for a network's features and the tasks' classes."""
-        channels, height, width = feature_map(model)
-        return cls(**vars(options), features=channels * height * width, n_way=tasks.n_out)
+        return cls(**vars(options), features=feature_count(model), n_way=tasks.n_out)
 
     def __post_init__(self) -> None:
         check_positive(filters=self.filters, longest=self.longest, widths=min(self.widths))
@@ -112,14 +111,7 @@ class SNAIL(SNAILOptions, Head):
                     channels += self.filters
         yield "label", self.n_way, channels
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Put features and labels side by side; the sequence is read when a query is there."""
         if z.shape[1] > self.longest:
             raise DataError(
@@ -129,9 +121,7 @@ class SNAIL(SNAILOptions, Head):
         tokens = torch.cat([z, one_hot(y, self.n_way, like=z)], dim=2)
         return {"tokens": tokens, "classes": z.new_zeros(len(z), n_way)}
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Read the sequence with each query at its end."""
         x = _Sequence(classifier["tokens"], F.pad(z, (0, self.n_way)))
         for block in range(len(self.widths)):

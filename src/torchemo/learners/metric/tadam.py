@@ -23,7 +23,7 @@ from torchemo.learners.head import (
     check_above_zero,
 )
 from torchemo.models.layers import glorot_uniform, task_linear, zeros
-from torchemo.models.trunk import feature_map
+from torchemo.models.trunk import feature_count
 
 _TINY = 1e-12
 """Added to squared distances: a norm has no slope at zero."""
@@ -79,7 +79,6 @@ class TADAM(TADAMOptions, Head):
     @classmethod
     def sized(cls, options: Any, model: Model, tasks: TaskShape) -> "TADAM":
         """Make the head for a network's features and normalisation layers."""
-        channels, height, width = feature_map(model)
         theta = model.init(torch.Generator())
         shifts = [n for n in model.norm if n.endswith(".shift") and "shortcut" not in n]
         layers = tuple((n.removesuffix(".shift"), theta[n].shape[0]) for n in shifts)
@@ -93,7 +92,7 @@ class TADAM(TADAMOptions, Head):
                 "TADAM has a network of its own for every task, so that tasks cannot share one pass.",
                 hint="Set learner.bn_over = task.",
             )
-        return cls(**vars(options), features=channels * height * width, layers=layers)
+        return cls(**vars(options), features=feature_count(model), layers=layers)
 
     @property
     def conditions(self) -> bool:

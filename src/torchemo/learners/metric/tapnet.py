@@ -11,11 +11,11 @@ from torch import Tensor
 from torchemo.core.errors import ConfigError
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Model, Params, TaskShape
-from torchemo.learners.head import HeadOptions, LinearHead
+from torchemo.learners.head import Features, HeadOptions, Labels, LinearHead
 from torchemo.learners.learner import Traits
 from torchemo.models.inputs import check_choice
 from torchemo.models.layers import kaiming_normal
-from torchemo.models.trunk import feature_map
+from torchemo.models.trunk import feature_count
 
 _TINY = 1e-6
 """What the authors add to a norm before they divide by it."""
@@ -58,9 +58,8 @@ class TapNet(TapNetOptions, LinearHead):
     @classmethod
     def sized(cls, options: Any, model: Model, tasks: TaskShape) -> "TapNet":
         """Make the head for a network's features."""
-        channels, height, width = feature_map(model)
         given = vars(options) | {"references": options.references or tasks.n_out}
-        return cls(**given, features=channels * height * width)
+        return cls(**given, features=feature_count(model))
 
     def __post_init__(self) -> None:
         check_choice("assign", self.assign, get_args(Literal["greedy", "hungarian"]))
@@ -84,14 +83,7 @@ class TapNet(TapNetOptions, LinearHead):
         reference = kaiming_normal(shape, generator)
         return {"reference": reference, "bias": reference.new_zeros(shape[:1])}
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Find the subspace in which class means and references agree."""
         means = class_means(z, y, n_way=n_way).detach()
         reference, bias = params["reference"], params["bias"]

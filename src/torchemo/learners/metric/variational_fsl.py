@@ -4,17 +4,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.losses import cross_entropy
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Model, Params, TaskShape
-from torchemo.learners.head import Head, HeadOptions, check_above_zero, one_hot
+from torchemo.learners.head import (
+    Features,
+    Head,
+    HeadOptions,
+    Labels,
+    Logits,
+    TaskLosses,
+    check_above_zero,
+    one_hot,
+)
 from torchemo.models.inputs import check_positive
 from torchemo.models.layers import glorot_uniform, task_linear, zeros
-from torchemo.models.trunk import feature_map
+from torchemo.models.trunk import feature_count
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,7 @@ class VariationalFSL(VariationalFSLOptions, Head):
     @classmethod
     def sized(cls, options: Any, model: Model, tasks: TaskShape) -> "VariationalFSL":
         """Make the head for a network's features."""
-        channels, height, width = feature_map(model)
-        return cls(**vars(options), features=channels * height * width)
+        return cls(**vars(options), features=feature_count(model))
 
     def __post_init__(self) -> None:
         check_positive(hidden=self.hidden)
@@ -74,14 +82,7 @@ class VariationalFSL(VariationalFSLOptions, Head):
             "scale": torch.tensor(self.scale, device=generator.device),
         }
 
-    def fit(
-        self,
-        params: Params,
-        z: Float[Tensor, "task n f"],
-        y: Int[Tensor, "task n"],
-        *,
-        n_way: int,
-    ) -> Params:
+    def fit(self, params: Params, z: Features, y: Labels, *, n_way: int) -> Params:
         """Infer the Gaussian of each class."""
         hidden = task_linear(params, z, layer="seen").tanh()
         pooled = {
@@ -91,9 +92,7 @@ class VariationalFSL(VariationalFSLOptions, Head):
         }
         return pooled | _gaussians(params, pooled)
 
-    def logits(
-        self, params: Params, classifier: Params, z: Float[Tensor, "task q f"]
-    ) -> Float[Tensor, "task q way"]:
+    def logits(self, params: Params, classifier: Params, z: Features) -> Logits:
         """Return the scaled log-likelihoods, without a tensor of queries by classes by features."""
         mean, log_variance = classifier["mean"], classifier["log_variance"]
         precision = (-log_variance).exp()
@@ -104,13 +103,7 @@ class VariationalFSL(VariationalFSLOptions, Head):
         )
         return -0.5 * params["scale"][:, None, None] * distance
 
-    def losses(
-        self,
-        params: Params,
-        classifier: Params,
-        z: Float[Tensor, "task q f"],
-        y: Int[Tensor, "task q"],
-    ) -> Float[Tensor, " task"]:
+    def losses(self, params: Params, classifier: Params, z: Features, y: Labels) -> TaskLosses:
         """Return the cross-entropy and the divergence, per task."""
         loss = cross_entropy(self.logits(params, classifier, z), y)
         if self.kl_weight == 0:

@@ -16,7 +16,7 @@ from torchemo.learners.dense import TakesDense, dense_logits
 from torchemo.learners.learner import Learner
 from torchemo.models.layers import kaiming_normal, zeros
 from torchemo.models.norm import update_running
-from torchemo.models.trunk import Trunk, feature_map
+from torchemo.models.trunk import Trunk, feature_count
 from torchemo.training.optimizer import make_optimizer, optimizer_state, restore_optimizer
 
 _OPTIMIZER = "optimizer."
@@ -48,7 +48,7 @@ class DenseTraining:
         self.names = [name for name in params if name in names]
         device = next(iter(params.values())).device
         generator = generator_for(seed, "dense classifier")
-        shape = (classes, math.prod(feature_map(model)))
+        shape = (classes, feature_count(model))
         drawn = {"weight": kaiming_normal(shape, generator)}
         drawn |= (
             {"scale": torch.tensor(config.scale, device=generator.device)}
