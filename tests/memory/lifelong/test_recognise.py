@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
+from tests.memory.lifelong.recognisers import ByMean, ByTask
 from torchemo.core.errors import ConfigError
 from torchemo.memory.lifelong.memory import LifelongMemory, Recognised
-from torchemo.memory.lifelong.recognise import ByClass, ByMean, ByName, ByTask, Recogniser
+from torchemo.memory.lifelong.recognise import ByClass, ByName, Recogniser
 from torchemo.memory.lifelong.visits import PastVisit, Sight, class_means
 
 WAY, DIM = 3, 32
