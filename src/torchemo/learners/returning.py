@@ -9,13 +9,12 @@ meta-parameters.
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from torchemo.core.errors import ShapeError
 from torchemo.core.types import Batch, Params, Recall
 from torchemo.learners.learner import Fitted
 from torchemo.memory.bound import BoundMemory
-from torchemo.memory.lifelong.memory import LifelongMemory
+from torchemo.memory.lifelong.memory import LifelongMemory, recalled
 from torchemo.memory.lifelong.recognise import ByName
 from torchemo.memory.values import pick
 
@@ -67,19 +66,10 @@ def _recalled(past: list[Fitted], support: Batch) -> Recall:
     way = 1 if support.y.is_floating_point() else int(support.y.max()) + 1
     each = [pick("per_step", one.gradients, one.path, {}) for one in past]
     values: Params = {name: torch.stack([one[name] for one in each], 1) for name in each[0]}
-    m = len(past)
-
-    def full(*shape: int) -> Tensor:
-        return torch.full(shape, float(n), device=support.x.device)
-
-    return Recall(
-        keys=torch.zeros(tasks, 0, device=support.x.device),
-        slots=torch.arange(m, device=support.x.device).expand(tasks, m),
-        distances=torch.zeros(tasks, m, device=support.x.device),
-        weights=full(tasks, m),
-        values=values,
-        generations=torch.zeros(tasks, m, dtype=torch.int64, device=support.x.device),
-        active=torch.ones(tasks, dtype=torch.bool, device=support.x.device),
-        notes={LifelongMemory.ROWS: full(tasks, m, way)},
-        own_notes={LifelongMemory.OWN: full(tasks)},
+    m, device = len(past), support.x.device
+    return recalled(
+        torch.arange(m, device=device).expand(tasks, m),
+        values,
+        rows=torch.full((tasks, m, way), float(n), device=device),
+        own=torch.full((tasks,), float(n), device=device),
     )

@@ -210,18 +210,7 @@ class LifelongMemory:
             for name, shape in (shapes if m else {}).items()
         }
         own = torch.tensor([float(sum(s.shots)) for s in sights], device="cpu")
-        weights = rows.mean(2)
-        return Recall(
-            keys=torch.zeros(len(sights), 0, device="cpu"),
-            slots=slots,
-            distances=torch.zeros(slots.shape, device="cpu"),
-            weights=weights,
-            values=values,
-            generations=torch.zeros_like(slots),
-            active=(weights > 0).any(1),
-            notes={self.ROWS: rows},
-            own_notes={self.OWN: own},
-        )
+        return recalled(slots, values, rows=rows, own=own)
 
     def _order(self, slot: int, one: Recognised) -> Tensor:
         """Return where the classes at hand are in a visit.
@@ -336,6 +325,29 @@ class LifelongMemory:
         if self.capacity is None:
             return list(range(len(self.visits)))
         return sorted(range(len(self.visits)), key=lambda slot: int(self._ledger.written[slot]))
+
+
+def recalled(slots: Tensor, values: Params, *, rows: Tensor, own: Tensor) -> Recall:
+    """Return a recall of past visits, which have no keys: the examples behind them are their weights.
+
+    Args:
+        slots: Which visits, ``[task, m]``.
+        values: What they left behind, ``{name: [task, m, ...]}``.
+        rows: Their examples of each class at hand, ``[task, m, way]``.
+        own: Examples at hand, ``[task]``.
+    """
+    weights = rows.mean(2)
+    return Recall(
+        keys=weights.new_zeros(len(slots), 0),
+        slots=slots,
+        distances=torch.zeros_like(weights),
+        weights=weights,
+        values=values,
+        generations=torch.zeros_like(slots),
+        active=(weights > 0).any(1),
+        notes={LifelongMemory.ROWS: rows},
+        own_notes={LifelongMemory.OWN: own},
+    )
 
 
 def _part_of(order: Tensor) -> Float[Tensor, " way"]:
