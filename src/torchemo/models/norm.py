@@ -169,12 +169,12 @@ class TaskNorm:
 
     def _kernel(self, params: Params, x: Tensor, *, layer: str, tasks: int) -> Tensor:
         """Normalise by torch's kernel; with momentum 1 it leaves the batch's statistics in the buffers."""
-        mean = var = None
+        mean, var, shift = None, None, params[f"{layer}.shift"].flatten()
         if self.usage.sink is not None and self.buffers(layer):
-            mean, var = (x.new_zeros(x.shape[1]) for _ in range(2))
+            # In the precision of the parameters: maps may have less.
+            mean, var = (shift.new_zeros(x.shape[1]) for _ in range(2))
             rows = (mean.view(tasks, -1), var.view(tasks, -1))
             self.usage.sink.update(zip(self.buffers(layer), rows, strict=True))
-        shift = params[f"{layer}.shift"].flatten()
         # The kernel's second derivative fails without a scale.
         fixed = torch.ones_like(shift)
         scale = params[f"{layer}.scale"].flatten() if self.affine == "both" else fixed
