@@ -52,6 +52,12 @@ def read_result(
     return found
 
 
+def has_result(root: Path, *, split: str, protocol: str, statistics: str) -> bool:
+    """Return whether there is a test result of a run, or whether this is none of our folders."""
+    file = _result(root, split, protocol, statistics)
+    return file.is_file() or not RunFolder(root).config.is_file()
+
+
 def _check_form(found: Mapping[str, Any], file: Path) -> None:
     """Refuse a result whose parts are not of the kind that comparing them needs."""
     rows, domain, names = (found.get(name) for name in ("per_task", "domain", "domains"))

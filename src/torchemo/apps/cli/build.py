@@ -48,6 +48,7 @@ class BuildMemory:
         from torchemo.runs.signals import GracefulStop
         from torchemo.training.device import place_of, task_workers
 
+        place = place_of(self.machine, workers=task_workers())
         plan = make_plan(
             self.runs,
             out=self.out,
@@ -59,7 +60,6 @@ class BuildMemory:
         if not self.json:
             what = f"{plan.total:,} {self.take} of {', '.join(str(run) for run in self.runs)}"
             say(f"{what}; weights of {self.runs[0]}, step {plan.givers[0].saved.step}")
-        place = place_of(self.machine, workers=task_workers())
         with GracefulStop() as stop:
             found = build(
                 plan,

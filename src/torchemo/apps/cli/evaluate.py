@@ -58,6 +58,15 @@ class EvalCommand:
 
     def run(self) -> int:
         """Run the command."""
+        record, path = self.scored()
+        if path is None:
+            return 0  # rank 0 speaks for all
+        self._show(record)
+        self.save(record, path)
+        return 0
+
+    def scored(self) -> tuple[dict[str, Any], Path | None]:
+        """Return the result, and where it is kept; the latter in rank 0 alone."""
         from torchemo.runs.load import load_best
         from torchemo.runs.score import Protocol, result_file, scored
         from torchemo.training.device import joined, place_of, task_workers
@@ -85,10 +94,8 @@ class EvalCommand:
             place.team.agree("data", opened.source.fingerprint)
             record = scored(self.run_folder, opened, protocol, on=on, progress=progress)
         if place.team.rank:
-            return 0  # rank 0 speaks for all
-        self._show(record)
-        self._save(record, self.out or result_file(self.run_folder, protocol, on=on))
-        return 0
+            return record, None
+        return record, self.out or result_file(self.run_folder, protocol, on=on)
 
     def _show(self, record: dict[str, Any]) -> None:
         if self.json:
@@ -98,7 +105,7 @@ class EvalCommand:
         if record["step"] < record["outer_steps"]:
             say(f"at step {record['step']} of {record['outer_steps']}.")
 
-    def _save(self, record: dict[str, Any], path: Path) -> None:
+    def save(self, record: dict[str, Any], path: Path) -> None:
         """Write the result, which was shown before: a run that may only be read loses nothing."""
         from torchemo.runs.score import save_result
 
@@ -142,16 +149,29 @@ class CompareCommand:
     """Which results to compare."""
     statistics: Literal["inductive", "transductive"] = "inductive"
     """Which results to compare; those of earlier versions are transductive."""
+    evaluate: bool = False
+    """Evaluate runs that have no such result first."""
+    machine: Machine = CPU_ALONE
+    """With --evaluate: where to compute."""
     json: bool = False
     """Print the comparison as JSON."""
 
     def run(self) -> int:
         """Run the command."""
-        from torchemo.runs.compare import compare, read_result
+        from torchemo.runs.compare import compare, has_result, read_result
+
+        if self.machine != CPU_ALONE:
+            self._check_machine()
+        which: dict[str, Any] = {"split": self.split, "protocol": self.protocol}
+        which["statistics"] = self.statistics
 
         def read(path: Path) -> dict[str, Any]:
-            which = {"split": self.split, "protocol": self.protocol}
-            return read_result(path, **which, statistics=self.statistics)
+            if self.evaluate and not has_result(path, **which):
+                command = EvalCommand(path, **which, machine=self.machine, json=self.json)
+                record, file = command.scored()
+                if file is not None:
+                    command.save(record, file)
+            return read_result(path, **which)
 
         if self.against:
             found = [compare([read(p) for p in self.runs], [read(p) for p in self.against])]
@@ -166,6 +186,17 @@ class CompareCommand:
             for one in found:
                 _show_comparison(one)
         return 0
+
+    def _check_machine(self) -> None:
+        """Refuse a device that is not there, or that nothing would be computed on."""
+        from torchemo.training.device import place_of
+
+        place_of(self.machine)
+        if not self.evaluate:
+            raise ConfigError(
+                "--device and --precision say where runs are evaluated, and compare only reads results.",
+                hint="Add --evaluate, or leave them out.",
+            )
 
 
 def _show_result(record: dict[str, Any]) -> None:

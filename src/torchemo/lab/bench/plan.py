@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib import util
 from typing import Any, NamedTuple
 
+from torchemo.config.machine import Machine
 from torchemo.lab.bench.sizes import Asked
 
 SMALL = {"size": 16, "filters": 8, "tasks": 2, "steps": 2, "n_query": 2}
@@ -137,6 +138,23 @@ def _training(quick: bool) -> dict[str, Case]:
             },
         )
         for size, workers in grid
+    }
+
+
+def place_plan(machine: Machine, *, quick: bool) -> dict[str, Case]:
+    """Outer steps of three presets at another place than the CPU in float32, against that."""
+    presets, size = ("maml", "maml-emo-paper", "maml-offsets"), 16 if quick else 84
+    how = {
+        "size": size,
+        "steps": 2 if quick else 5,
+        "repeats": 1 if quick else 3,
+        **asdict(machine),
+    }
+    return {
+        f"{name}, {size} px, {machine.device}, {machine.precision}": Case(
+            "place", {"preset": name, **how}
+        )
+        for name in (presets[:1] if quick else presets)
     }
 
 

@@ -17,6 +17,7 @@ MEASUREMENTS = {
     "learners": "torchemo.lab.bench.measures.step:learners",
     "family": "torchemo.lab.bench.measures.family:measure",
     "training": "torchemo.lab.bench.measures.training:measure",
+    "place": "torchemo.lab.bench.measures.training:measure_place",
     "growth": "torchemo.lab.bench.measures.growth:measure",
     "shares": "torchemo.lab.bench.measures.memory:shares",
     "verbs": "torchemo.lab.bench.measures.memory:verbs",

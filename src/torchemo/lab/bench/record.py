@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.core.errors import ConfigError
 from torchemo.lab.bench.measures.peers import installed, missing
-from torchemo.lab.bench.plan import PLANS, Case, simulation_plan
+from torchemo.lab.bench.plan import PLANS, Case, place_plan, simulation_plan
 from torchemo.lab.bench.process import in_fresh_process
 from torchemo.lab.bench.sizes import Asked
 from torchemo.runs.environment import environment
@@ -22,6 +23,7 @@ def measure_all(
     what: str,
     *,
     quick: bool = False,
+    machine: Machine = CPU_ALONE,
     chosen: Sequence[str] = (),
     earlier: Record | None = None,
     on_case: Callable[[str], None] = lambda name: None,
@@ -31,11 +33,14 @@ def measure_all(
     Args:
         what: One of `torchemo.lab.bench.plan.PLANS`.
         quick: Small cases and few repeats: shows that it works, not how fast it is.
+        machine: Where steps are measured, against the CPU in float32.
         chosen: Patterns of the cases to measure; empty for all.
         earlier: A record whose other cases are taken over.
         on_case: Called with the name of each case before it is measured.
     """
     plan = PLANS[what](quick=quick)
+    if machine != CPU_ALONE:
+        plan, what = place_plan(machine, quick=quick), f"{what} {_words(machine)}"
     wanted = _matching(plan, chosen, what=what)
     # Refused before anything is measured: a case may take minutes.
     old = _cases_of(earlier, what=what, quick=quick)
@@ -53,6 +58,10 @@ def measure_all(
         "peers": {"installed": installed(), "left_out": missing()},
         "cases": cases,
     }
+
+
+def _words(machine: Machine) -> str:
+    return f"--device {machine.device} --precision {machine.precision}"
 
 
 def simulate(

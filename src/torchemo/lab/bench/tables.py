@@ -23,6 +23,9 @@ def tables(record: Mapping[str, Any]) -> list[Table]:
     runs = {n: c for n, c in record["cases"].items() if c["measurement"] == "training"}
     if runs:
         found.append(_training(runs))
+    places = {n: c for n, c in record["cases"].items() if c["measurement"] == "place"}
+    if places:
+        found.append(_places(places))
     return found
 
 
@@ -111,6 +114,16 @@ def _training(cases: Mapping[str, Any]) -> Table:
     return Table(
         "training end to end", ["run", "path", "1000 outer steps", "speed, reference = 1"], rows
     )
+
+
+def _places(cases: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, place, seconds(row["seconds_per_1000_steps"]), ratio(row["speed"])]
+        for name, case in cases.items()
+        for place, row in case["rows"].items()
+    ]
+    columns = ["run", "place", "1000 outer steps", "speed, CPU = 1"]
+    return Table("outer steps, one thread of the host", columns, rows)
 
 
 def _learners(name: str, case: Mapping[str, Any]) -> Table:

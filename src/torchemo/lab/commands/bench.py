@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, final
 
 import tyro
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.core.errors import ConfigError
 from torchemo.report.terminal import print_json, print_table, say
 
@@ -44,6 +45,8 @@ class BenchCommand:
     """How its keys are searched: exact, approximate or ivfpq."""
     folder: Path | None = None
     """Where it makes its files, which are deleted afterwards; the system's temporary folder by default."""
+    machine: Machine = CPU_ALONE
+    """bench step: time steps there, against the CPU in float32, instead of other packages."""
     out: Path | None = None
     """Write the record, with its environment, to this file."""
     json: bool = False
@@ -53,14 +56,31 @@ class BenchCommand:
         """Run the command."""
         from torchemo.lab.bench.record import measure_all, read
 
+        if self.machine != CPU_ALONE:
+            self._check_machine()
         if self.slots is not None:
             return self._simulate(self.slots)
         there = self.cases and self.out is not None and self.out.is_file()
         earlier = read(self.out) if there and self.out is not None else None
         record = measure_all(
-            self.what, quick=self.quick, chosen=self.cases, earlier=earlier, on_case=_tell
+            self.what,
+            quick=self.quick,
+            machine=self.machine,
+            chosen=self.cases,
+            earlier=earlier,
+            on_case=_tell,
         )
         return self._told(record)
+
+    def _check_machine(self) -> None:
+        from torchemo.training.device import place_of
+
+        place_of(self.machine)
+        if self.what != "step":
+            raise ConfigError(
+                f"--device and --precision are for bench step, got bench {self.what}.",
+                hint="The others measure the processor, the disk and memory of this machine.",
+            )
 
     def _simulate(self, slots: str) -> int:
         from torchemo.lab.bench.record import read, simulate

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from torchemo.config.machine import CPU_ALONE, Machine
 from torchemo.core.errors import ConfigError
 from torchemo.report.terminal import counted, print_json, print_table, say
 
@@ -34,16 +35,21 @@ class DemoCommand:
     """Seed of the initialisation, of the training curves and of the unseen ones."""
     out: Path = Path("runs/demo")
     """Folder of the runs, summary.json and report.html; an earlier demo there is made anew."""
+    machine: Machine = CPU_ALONE
+    """Where to compute."""
     json: bool = False
     """Print what was found as JSON instead of a table."""
 
     def run(self) -> int:
         """Run the demo."""
         from torchemo.lab.demo import DemoConfig, run_demo
-        from torchemo.training.device import task_workers
+        from torchemo.training.device import place_of, task_workers
 
         # Checked before an earlier demo is removed.
         config = DemoConfig(self.steps, self.test_tasks, self.visits, self.seed)
+        place = place_of(self.machine)
+        if place.precision == "bf16":
+            raise ConfigError("bf16 is for networks of images, and the demo has curves.")
         self._fresh_folder()
         task_workers()  # small networks are fastest with one thread per operation
         if not self.json:
@@ -53,7 +59,7 @@ class DemoCommand:
                 file=sys.stderr,
             )
         with counted("training") as progress:
-            found = run_demo(self.out, config, progress=progress)
+            found = run_demo(self.out, config, place=place, progress=progress)
         if self.json:
             print_json(found)
         else:

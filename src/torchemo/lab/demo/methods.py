@@ -9,6 +9,7 @@ from torch import Tensor
 from torchemo.core.types import Batch, Episode
 from torchemo.memory.lifelong.memory import LifelongMemory
 from torchemo.memory.lifelong.recognise import ByName
+from torchemo.training.device import home, to_device
 from torchemo.training.lifelong import Revisit, revisit
 from torchemo.training.system import System
 
@@ -40,13 +41,14 @@ class Measured:
 
 
 def measure(systems: dict[str, System], visits: list[Episode]) -> Measured:
-    """Answer all visits in turn with every method."""
+    """Answer all visits in turn with every method, where the systems are."""
+    there = [to_device(visit, home(systems["maml"].params)) for visit in visits]
     slopes, curved, own = (LifelongMemory(ByName(), content=c) for c in
                            ("per_step", "gauss_newton", "gauss_newton"))  # fmt: skip
     nothing = LifelongMemory(ByName())
     found: dict[str, list[Tensor]] = {}
-    for v, visit in enumerate(visits):
-        support, all_points = visit.support, _pooled(visits[: v + 1])
+    for v, visit in enumerate(there):
+        support, all_points = visit.support, _pooled(there[: v + 1])
         ways = {
             BASE: _at(systems["maml"], support, nothing),
             SLOPES: _at(systems["maml"], support, slopes),
@@ -58,7 +60,7 @@ def measure(systems: dict[str, System], visits: list[Episode]) -> Measured:
             OFFSETS_EMO: _at(systems["maml-offsets"], support, own),
         }
         for name, way in ways.items():
-            found.setdefault(name, []).append(way.outputs(visit.query.x)[..., 0])
+            found.setdefault(name, []).append(way.outputs(visit.query.x)[..., 0].cpu())
         for name in (SLOPES, EMO, OFFSETS_EMO):
             ways[name].remember()
     truth = visits[0].query.y[..., 0]

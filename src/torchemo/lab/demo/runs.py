@@ -12,6 +12,7 @@ from torchemo.core.types import Episode
 from torchemo.data.source import open_source
 from torchemo.runs.load import load_best
 from torchemo.runs.train import train_run
+from torchemo.training.device import HERE, Place
 from torchemo.training.system import System
 
 RUNS = {"maml": "MAML", "maml-offsets": "MAML + offsets"}
@@ -64,7 +65,12 @@ def demo_run(name: str, config: DemoConfig) -> RunConfig:
 
 
 def train_one(
-    root: Path, name: str, config: DemoConfig, *, done: Callable[[int], None] = lambda step: None
+    root: Path,
+    name: str,
+    config: DemoConfig,
+    *,
+    place: Place = HERE,
+    done: Callable[[int], None] = lambda step: None,
 ) -> System:
     """Train one of the runs, and return what its best checkpoint holds."""
 
@@ -72,12 +78,12 @@ def train_one(
         if event == "step":
             done(step)
 
-    train_run(root / name, demo_run(name, config), on_event=tell)
-    return load_best(root / name).system
+    train_run(root / name, demo_run(name, config), place=place, on_event=tell)
+    return load_best(root / name, place=place).system
 
 
 def train_both(
-    root: Path, config: DemoConfig, *, progress: Callable[[int, int], None]
+    root: Path, config: DemoConfig, *, place: Place, progress: Callable[[int, int], None]
 ) -> dict[str, System]:
     """Train both runs, and return what their best checkpoints hold."""
     steps, systems = config.steps, {}
@@ -86,7 +92,7 @@ def train_both(
         def done(step: int, before: int = i * steps) -> None:
             progress(before + step, len(RUNS) * steps)
 
-        systems[name] = train_one(root, name, config, done=done)
+        systems[name] = train_one(root, name, config, place=place, done=done)
     return systems
 
 

@@ -10,16 +10,19 @@ from torchemo.lab.demo.methods import measure
 from torchemo.lab.demo.page import write_page
 from torchemo.lab.demo.runs import RUNS, SHOTS, DemoConfig, draw_visits, train_both
 from torchemo.report.run.page import write_run_report
+from torchemo.training.device import HERE, Place
 
 
 def run_demo(
     root: Path,
     config: DemoConfig,
     *,
+    place: Place = HERE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Found:
     """Run the demo in a folder; return what it found, which summary.json holds too."""
-    measured = measure(train_both(root, config, progress=progress), draw_visits(config))
+    systems = train_both(root, config, place=place, progress=progress)
+    measured = measure(systems, draw_visits(config))
     found = findings(measured)
     summary = {
         "data": f"curves of four families (synthetic), {SHOTS} new points at every visit",
