@@ -1,7 +1,7 @@
 """Auto-encoders of a set of vectors: one vector for all, and how badly the set can be told from it."""
 
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +11,6 @@ from torch import Tensor
 from torchemo.core.types import Params
 from torchemo.learners.gradient.parts.initial import Draw, linear, weight
 from torchemo.learners.learner import scoped, within
-
-
-@runtime_checkable
-class SetAutoencoder(Protocol):
-    """Map the vectors of a task to one vector and a reconstruction loss."""
-
-    def init(self, generator: torch.Generator) -> Params:
-        """Draw the weights."""
-        ...
-
-    def __call__(self, params: Params, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the code ``[B, dim]`` and the losses ``[B]`` of ``vectors [B, n, inside]``."""
-        ...
 
 
 @final
@@ -110,6 +97,10 @@ class MeanAutoencoder:
         restored = _layer(params, F.relu(_layer(params, each, "decode1")), "decode2")
         code = F.relu(_layer(params, each.mean(1), "pooled"))
         return code, 0.5 * (restored - vectors).square().mean((1, 2))
+
+
+SetAutoencoder: TypeAlias = SequenceAutoencoder | MeanAutoencoder
+"""Maps the vectors of a task to one vector and a reconstruction loss."""
 
 
 def _layer(params: Params, x: Tensor, name: str) -> Tensor:

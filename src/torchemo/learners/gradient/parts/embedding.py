@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, final, runtime_checkable
+from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -17,24 +17,6 @@ from torchemo.models.layers import truncated_normal
 
 _RADIUS, _ALPHA = 4, 0.001 / 9
 """Local response normalisation of the published code: channels to each side, and their factor."""
-
-
-@runtime_checkable
-class Embedding(Protocol):
-    """Map every support example to a vector; each example on its own."""
-
-    @property
-    def dim(self) -> int:
-        """Size of a vector."""
-        ...
-
-    def init(self, generator: torch.Generator) -> Params:
-        """Draw the weights."""
-        ...
-
-    def __call__(self, params: Params, support: Batch) -> Tensor:
-        """Return the embeddings ``[B, n, dim]``."""
-        ...
 
 
 @final
@@ -102,6 +84,10 @@ class PointEmbedding:
                 f" got {x.shape[2]}."
             )
         return F.linear(x, params["weight"], params["bias"])
+
+
+Embedding: TypeAlias = ImageEmbedding | PointEmbedding
+"""Maps every support example to a vector of size ``dim``; each example on its own."""
 
 
 def response_norm(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
