@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,14 @@ from torchemo.learners.returning import fit_visits
 from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import reads_support
 from torchemo.models.trunk import OnFeatures
+
+
+class How(NamedTuple):
+    """How the inner steps of a fit are taken, as `InnerLoop.run` takes it; order 0 keeps no graph."""
+
+    memory: BoundMemory | None
+    steps: int | None
+    order: int
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,11 @@ class GradientLearner:
         graph: bool = True,
     ) -> Fitted:
         """Take gradient steps on the support loss (Eq. 2; Eq. 7 with a memory of gradients)."""
-        order, visits = self.order if graph else 0, self.loop.visits
-        if visits == 1 or order == 0 or memory is not None:
-            return self.inner(start, support, memory, steps, order)
+        how, visits = How(memory, steps, self.order if graph else 0), self.loop.visits
+        if visits == 1 or how.order == 0 or memory is not None:
+            return self.inner(start, support, how)
         return fit_visits(
-            lambda part, bound: self.inner(start, part, bound, steps, order),
+            lambda part, bound: self.inner(start, part, how._replace(memory=bound)),
             support,
             visits=visits,
             head=self.model.head,
@@ -90,16 +98,9 @@ class GradientLearner:
         """Whether a support set may be taken as several visits: all of them have a part in the loss."""
         return type(self).loss is GradientLearner.loss and not hasattr(self, "rows")
 
-    def inner(
-        self,
-        start: Start,
-        support: Batch,
-        memory: BoundMemory | None,
-        steps: int | None,
-        order: int,
-    ) -> Fitted:
-        """Take the inner steps of `fit`; order 0 keeps no graph."""
-        return self.loop.run(start, support, memory=memory, steps=steps, order=order)
+    def inner(self, start: Start, support: Batch, how: How) -> Fitted:
+        """Take the inner steps of `fit`."""
+        return self.loop.run(start, support, **how._asdict())
 
     def predict(self, fitted: Fitted, x: Tensor, *, step: int | None = None) -> Tensor:
         """Answer with the network after inner step ``step``, by default the last."""

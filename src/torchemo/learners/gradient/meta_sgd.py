@@ -7,7 +7,7 @@ import torch
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Batch, Params, Start
-from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.base import GradientLearner, How
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits
 from torchemo.memory.bound import BoundMemory
@@ -101,20 +101,13 @@ class MetaSGD(GradientLearner):
             rates[name] = full.expand(tasks, 1, *full.shape)
         return Start(base, rates)
 
-    def inner(
-        self,
-        start: Start,
-        support: Batch,
-        memory: BoundMemory | None,
-        steps: int | None,
-        order: int,
-    ) -> Fitted:
+    def inner(self, start: Start, support: Batch, how: How) -> Fitted:
         """Take steps with the learned rates; with a rate memory, move the rates first."""
         if not self.rate_memory:
-            return super().inner(start, support, memory, steps, order)
-        h = self._rate_gradients(start, support, order)
-        moved = self._recalled_rates(start, h, memory)
-        return super().inner(moved, support, memory, steps, order)._replace(extra_values=h)
+            return super().inner(start, support, how)
+        h = self._rate_gradients(start, support, how.order)
+        moved = self._recalled_rates(start, h, how.memory)
+        return super().inner(moved, support, how)._replace(extra_values=h)
 
     def remembered(self, content: str) -> dict[str, torch.Size]:
         """Return what a memory holds for a task: gradients of tensors, and of their rates if kept."""

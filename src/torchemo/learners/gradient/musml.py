@@ -11,11 +11,10 @@ from torch import Tensor
 from torchemo.core.errors import ConfigError
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Batch, Model, Params, Start, TaskShape
-from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.base import GradientLearner, How
 from torchemo.learners.gradient.inner import adapt
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits, scoped, within
-from torchemo.memory.bound import BoundMemory
 from torchemo.models.alone import reads_support
 
 COLUMNS, COORDINATES, FIT, NETWORKS = "columns/", "coordinates", "fit", "networks/"
@@ -144,32 +143,25 @@ class MUSML(GradientLearner):
         spread = {n: c.expand(tasks, *c.shape) for n, c in columns.items()}
         return Start({COORDINATES: v, **within(COLUMNS, spread)})
 
-    def inner(
-        self,
-        start: Start,
-        support: Batch,
-        memory: BoundMemory | None,
-        steps: int | None,
-        order: int,
-    ) -> Fitted:
+    def inner(self, start: Start, support: Batch, how: How) -> Fitted:
         """Move the coordinates in every subspace; to answer, keep the best one's networks."""
         scale = self.loop.loss_scale
         fitted = adapt(
             lambda theta, x, step: self._on_support(theta, support)[1],
-            self.loop.opened(start, memory),
+            self.loop.opened(start, how.memory),
             support,
             # The subspaces share no coordinates: the gradient of the sum is each one's own.
             loss=lambda out, y: scale * self._losses(out, y).sum(1),
             rule=self.loop.rule,
-            steps=self.loop.steps if steps is None else steps,
+            steps=self.loop.steps if how.steps is None else how.steps,
             names=[COORDINATES],
-            order=order,
-            direction=None if memory is None else memory.direction,
+            order=how.order,
+            direction=None if how.memory is None else how.memory.direction,
         )
-        with torch.set_grad_enabled(order > 0):
+        with torch.set_grad_enabled(how.order > 0):
             whole, out = self._on_support(fitted.path[-1], support)
             fit = self._losses(out, support.y)
-        if order > 0:
+        if how.order > 0:
             return fitted._replace(state={FIT: fit, **within(NETWORKS, whole)})
         best = fit.argmin(1)
         nets = (self._on_support(theta, support)[0] for theta in fitted.path)
@@ -208,8 +200,9 @@ class MUSML(GradientLearner):
         prototypes = class_means(each, labels, n_way=self.n_way)
         weight, bias = model.head
         head = {weight: 2 / each.shape[-1] * prototypes, bias: -prototypes.square().mean(-1)}
-        out = _unfolded({"out": model.classify(head, each), **head}, features.shape[:2])
-        return {**whole, weight: out[weight], bias: out[bias]}, out["out"]
+        size, out = features.shape[:2], model.classify(head, each)
+        heads = {name: t.view(*size, *t.shape[1:]) for name, t in head.items()}
+        return {**whole, **heads}, out.view(*size, *out.shape[1:])
 
     def _answers(self, whole: Params, x: Tensor) -> Float[Tensor, "task subspace n out"]:
         return self._each(self.loop.model, whole, x)
@@ -241,10 +234,6 @@ def networks(theta: Params) -> Params:
         name: torch.einsum("bkm,bkm...->bk...", v, columns)
         for name, columns in scoped(theta, COLUMNS).items()
     }
-
-
-def _unfolded(folded: Params, size: torch.Size) -> Params:
-    return {name: t.view(*size, *t.shape[1:]) for name, t in folded.items()}
 
 
 def _of_subspace(whole: Params, k: Tensor) -> Params:

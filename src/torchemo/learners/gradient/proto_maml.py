@@ -8,10 +8,9 @@ import torch
 from torchemo.core.errors import ConfigError
 from torchemo.core.prototypes import class_means
 from torchemo.core.types import Batch, Model, Params, Start, TaskShape
-from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.base import GradientLearner, How
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted, Traits
-from torchemo.memory.bound import BoundMemory
 
 
 @final
@@ -59,17 +58,10 @@ class ProtoMAML(GradientLearner):
         theta = self.model.init(generator)
         return {name: p for name, p in theta.items() if name not in self.model.head}
 
-    def inner(
-        self,
-        start: Start,
-        support: Batch,
-        memory: BoundMemory | None,
-        steps: int | None,
-        order: int,
-    ) -> Fitted:
+    def inner(self, start: Start, support: Batch, how: How) -> Fitted:
         """Build the head from the support set, then take gradient steps on all tensors."""
-        headed = {**start.theta, **self.head(start.theta, support, order=order)}
-        return super().inner(start._replace(theta=headed), support, memory, steps, order)
+        headed = {**start.theta, **self.head(start.theta, support, order=how.order)}
+        return super().inner(start._replace(theta=headed), support, how)
 
     def head(self, theta: Params, support: Batch, *, order: int = 2) -> Params:
         """Return ``W = 2 p`` and ``b = -||p||^2``; detached unless second order."""

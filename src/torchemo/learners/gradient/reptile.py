@@ -10,10 +10,9 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Batch, Start
-from torchemo.learners.gradient.base import GradientLearner
+from torchemo.learners.gradient.base import GradientLearner, How
 from torchemo.learners.gradient.loop import LoopOptions
 from torchemo.learners.learner import Fitted
-from torchemo.memory.bound import BoundMemory
 
 
 @final
@@ -55,18 +54,9 @@ class Reptile(GradientLearner):
         """Its outer gradient is not that of any loss, so no graph through inner steps is ever needed."""
         return 1
 
-    def inner(
-        self,
-        start: Start,
-        support: Batch,
-        memory: BoundMemory | None,
-        steps: int | None,
-        order: int,
-    ) -> Fitted:
+    def inner(self, start: Start, support: Batch, how: How) -> Fitted:
         """Take steps on minibatches of the support set."""
-        return self.loop.run(
-            start, support, memory=memory, steps=steps, order=order, minibatch=self.minibatch
-        )
+        return self.loop.run(start, support, **how._asdict(), minibatch=self.minibatch)
 
     def rows(
         self, start: Start, fitted: Fitted, query: Batch, *, leaves: Sequence[Tensor]
