@@ -71,12 +71,13 @@ def check_troubles(found, rank, ranks):
 
 
 def check_refusals(found, ranks):
-    """Other options, data or versions in one rank are refused in all, by name, and nothing is made."""
+    """Other options, data, versions or numbers in one rank are refused in all; nothing is made or saved."""
     last = f"rank {ranks - 1} has"
     for what, words in {
         "versions": "packages.torchemo",
         "data": "data",
         "options": "options",
+        "drift": "their state after step 2, computed at cpu, float32",
     }.items():
         message, made = found[what]
         assert message.startswith(f"ranks differ in {words}: rank 0 has ")

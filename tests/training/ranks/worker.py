@@ -15,7 +15,7 @@ from torchemo.config.registry import Part
 from torchemo.config.run import DataConfig, RunConfig, TrainConfig
 from torchemo.core.digest import digest_of
 from torchemo.core.errors import Diverged, ResourceError
-from torchemo.runs import experiment
+from torchemo.runs import experiment, train
 from torchemo.runs.environment import environment
 from torchemo.runs.experiment import build_trainer, open_tasks
 from torchemo.runs.train import train_run
@@ -115,7 +115,16 @@ def refusals(out, place):
     images = replace(SMALL, data=replace(SMALL.data, source=("images.npz",)))
     found["data"] = refused(out / "data", images, place)
     found["options"] = refused(out / "options", other, place)
+    found["drift"] = drifted(out / "drift", place, odd=odd)
     return found
+
+
+def drifted(root, place, *, odd):
+    """Return what every rank says where the last has other numbers than the first after two steps."""
+    digest = train.digest_of
+    with patch.object(train, "digest_of", lambda named: "other" if odd else digest(named)):
+        message, _ = refused(root, SMALL, place)
+    return [message, bool(list(root.glob("checkpoints/step-*")))]
 
 
 def refused(root, config, place):
