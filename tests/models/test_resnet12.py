@@ -17,6 +17,7 @@ from torchemo.core.task_axis import take
 from torchemo.core.tree import expand, select
 from torchemo.core.types import Model
 from torchemo.models import ResNet12
+from torchemo.models.dropout import DropConfig
 
 TINY = (2, 3, 4, 5)
 
@@ -98,6 +99,42 @@ def test_names_cover_every_tensor_and_running_statistics_are_collected():
 def test_kernels_are_kaiming_normal_by_fan_out():
     w = ResNet12(5, channels="narrow").init(generator_for(0))["block2.conv1.weight"]
     assert w.std().item() == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.01)
+
+
+def test_nothing_is_dropped_without_a_generator_or_without_a_config():
+    model, params, x, _ = tiny()
+    dropping, _, _, _ = tiny(drop=DropConfig(dropout=0.5, keep=0.5, block_size=1))
+    expected = model(params, x)
+    assert torch.equal(dropping(params, x), expected)
+    assert torch.equal(model.with_generator(generator_for(0))(params, x), expected)
+
+
+def test_what_is_dropped_is_a_function_of_the_generator_and_survives_at():
+    model, params, x, _ = tiny(drop=DropConfig(dropout=0.5, keep=0.5, block_size=1))
+    first, again, at, other = (
+        m(params, x)
+        for m in (
+            model.with_generator(generator_for(0)),
+            model.with_generator(generator_for(0)),
+            model.with_generator(generator_for(0)).at(2),
+            model.with_generator(generator_for(1)),
+        )
+    )
+    assert torch.equal(first, again)
+    assert torch.equal(first, at)
+    assert not torch.allclose(first, other)
+    assert not torch.allclose(first, model(params, x))
+
+
+@pytest.mark.parametrize(
+    "drop", [DropConfig(dropout=0.5, keep=1.0), DropConfig(dropout=0.0, keep=0.5, block_size=1)]
+)
+def test_dropout_and_dropblock_act_separately(drop):
+    model, params, x, _ = tiny(drop=drop)
+    out = model.with_generator(generator_for(0)).features(params, x)
+    assert not torch.allclose(out, model.features(params, x))
+    # Maps are 1x1 after block 4, so DropBlock on it shows as features that are exactly zero.
+    assert bool((out == 0).any()) is (drop.keep < 1)
 
 
 def test_pictures_and_parameters_of_another_shape_are_refused():

@@ -1,6 +1,6 @@
 """ResNet-12 in the form of MetaOptNet (Lee et al. 2019): four residual blocks, then a linear head."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchemo.core.errors import ConfigError
 from torchemo.core.types import Params
+from torchemo.models.dropout import DropConfig, drop_block, dropout
 from torchemo.models.images import ImageNetwork
 from torchemo.models.inputs import check_choice, check_positive
 from torchemo.models.layers import (
@@ -52,6 +53,8 @@ class ResNet12(ImageNetwork):
     Attributes:
         channels: ``wide`` (64-160-320-640, 12.42 M), ``narrow`` (64-128-256-512, 8.00 M) or four widths.
         head_pool: ``mean`` of the last maps (640 features) or ``flatten`` (16 000 at 84 px).
+        drop: What is dropped while training; nothing is dropped without a generator.
+        generator: Set by `with_generator`.
         others: See `ImageNetwork`.
 
     Choice: ``eps`` is torch's 1e-5, with which the form was published; the head is drawn as in Conv-4.
@@ -70,7 +73,9 @@ class ResNet12(ImageNetwork):
     _: KW_ONLY
     channels: Literal["wide", "narrow"] | Widths = "wide"
     head_pool: Literal["flatten", "mean"] = "mean"
+    drop: DropConfig | None = None
     eps: float = 1e-5
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.channels, str):
@@ -104,6 +109,14 @@ class ResNet12(ImageNetwork):
         params["head.bias"] = zeros((self.n_way,), generator)
         return params
 
+    def with_generator(self, generator: torch.Generator) -> "ResNet12":
+        """Return this network as trained: what ``drop`` says is dropped, drawn from ``generator``.
+
+        Masks are drawn in the order of the calls. Give every task its own copy and generator where the result
+        must not depend on how tasks are batched.
+        """
+        return replace(self, generator=generator)
+
     def features(self, params: Params, x: Tensor) -> Float[Tensor, "task n feature"]:
         """Map images ``[B, n, C, H, W]`` to what the head sees, ``[B, n, f]``."""
         self._check(params, x)
@@ -113,6 +126,7 @@ class ResNet12(ImageNetwork):
                 maps = self._residual(params, maps, block=block, tasks=tasks)
                 # The activation is monotone, so pooling first gives the same maps with less work.
                 maps = F.leaky_relu(F.max_pool2d(maps, 2), SLOPE)
+                maps = self._dropped(maps, block=block, tasks=tasks)
                 if self.levels > 1:
                     lower.append(maps)
         return self._pooled(maps, tasks, lower[:-1]).to(x.dtype)
@@ -125,6 +139,13 @@ class ResNet12(ImageNetwork):
             maps = F.leaky_relu(maps, SLOPE) if i < 3 else maps
         shortcut = task_conv(params, x, layer=f"{prefix}.shortcut")
         return maps + norm(params, shortcut, layer=f"{prefix}.shortcut_norm", tasks=tasks)
+
+    def _dropped(self, maps: Tensor, *, block: int, tasks: int) -> Tensor:
+        if self.drop is None or self.generator is None:
+            return maps
+        if block < 2:
+            return dropout(maps, self.drop.dropout, generator=self.generator)
+        return drop_block(maps, self.drop, tasks=tasks, generator=self.generator)
 
     def layers(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """List every convolution with its normalisation layer and kernel shape."""
