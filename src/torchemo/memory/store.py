@@ -116,10 +116,10 @@ class EpisodicMemory(nn.Module):
         if self.contents is None:
             return {}
         # Values in files are on the host, and read to where the keys are.
-        layout = self.contents.layout
-        rows = self.contents.read(slots.flatten()).view(*slots.shape, layout.numbers)
-        found = layout.unpack(rows)
-        return {name: value.to(self.keys).contiguous() for name, value in found.items()}
+        return {
+            name: value.to(self.keys).contiguous().view(*slots.shape, *value.shape[1:])
+            for name, value in self.contents.gather(slots.flatten()).items()
+        }
 
     def read_notes(self, slots: Int[Tensor, "task m"]) -> Params:
         """Gather what else is remembered with ``slots``."""

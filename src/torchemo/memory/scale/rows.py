@@ -73,6 +73,10 @@ class ValueStore(Protocol):
         """Return the rows of slots, ``[m, number]``."""
         ...
 
+    def gather(self, slots: Int[Tensor, " m"]) -> Params:
+        """Return the values of slots, ``{name: [m, *shape]}``."""
+        ...
+
     def stage(self, values: Params) -> Any:
         """Bring the values of B tasks to where they are kept."""
         ...
@@ -116,6 +120,11 @@ class PackedRows:
     def read(self, slots: Int[Tensor, " m"]) -> Tensor:
         """Gather the rows of slots."""
         return self.rows.index_select(0, slots.to(self.rows.device))
+
+    def gather(self, slots: Int[Tensor, " m"]) -> Params:
+        """Gather the values of slots, each tensor by itself: a packed copy would be copied again."""
+        slots = slots.to(self.rows.device)
+        return {name: value.index_select(0, slots) for name, value in self.tensors().items()}
 
     def stage(self, values: Params) -> Tensor:
         """Pack the values of B tasks."""

@@ -111,6 +111,10 @@ class FileRows:
                 self._read(int(wanted[first[i]]), place, data[i])
         return rows if len(places) == 1 == len(wanted) else rows[torch.from_numpy(inverse)]
 
+    def gather(self, slots: Int[Tensor, " m"]) -> Params:
+        """Read the values of slots."""
+        return self.layout.unpack(self.read(slots))
+
     def _bytes(self, rows: Tensor) -> NDArray[np.uint8]:
         """Return rows as the bytes they share."""
         if not self.size:
