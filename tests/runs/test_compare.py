@@ -39,6 +39,18 @@ def test_runs_on_other_tasks_are_not_compared(tmp_path):
         read_result(tmp_path / "run", protocol="paper")
 
 
+def test_answers_one_by_one_are_not_compared_with_answers_all_at_once(tmp_path):
+    train_run(tmp_path / "run", config())
+    opened = load_best(tmp_path / "run")
+    for statistics in ("inductive", "transductive"):
+        score_run(tmp_path / "run", opened, Protocol(tasks=4, statistics=statistics))
+    alone = read_result(tmp_path / "run")
+    together = read_result(tmp_path / "run", statistics="transductive")
+    assert [r["protocol"]["statistics"] for r in (alone, together)] == ["inductive", "transductive"]
+    with pytest.raises(DataError, match="protocol differs"):
+        compare([alone], [together])
+
+
 def test_several_seeds_are_compared_one_to_one(tmp_path):
     results = {}
     for seed in (0, 1):

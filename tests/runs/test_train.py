@@ -280,6 +280,21 @@ def test_a_memory_that_trains_after_the_learner_gets_as_much_time_before_trainin
     assert [step for step, failed in judged.items() if failed] == [20, 22, 24]
 
 
+def test_slots_that_help_nowhere_stop_training_half_way_and_that_is_told(tmp_path):
+    chosen = config(memory=AFTER)
+    in_vain = replace(
+        chosen,
+        memory=chosen.memory.set(slot_lr=0.0, steps=20),
+        train=replace(chosen.train, validate_every=2),
+    )
+    told = []
+    outcome = train_run(tmp_path, in_vain, on_event=lambda *event: told.append(event))
+    assert (outcome.ended, outcome.iteration) == ("early", 4 + 20 // 2)
+    step, fields = next((step, fields) for event, step, fields in told if event == "slots stopped")
+    assert step == outcome.iteration
+    assert "no slot helps on validation tasks" in fields["why"]
+
+
 def test_a_memory_without_slots_adds_no_steps_to_a_run(tmp_path):
     chosen = config(memory=AFTER)
     none = replace(chosen, memory=chosen.memory.set(capacity=0))
