@@ -15,6 +15,7 @@ from torchemo.core.errors import ConfigError, DataError
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch, Recall, Statistics
 from torchemo.data.episodes import to_unit
+from torchemo.data.formats.archive import is_zip, list_part
 from torchemo.data.formats.folder import list_folder, picture_file
 from torchemo.data.formats.images import PictureForm
 from torchemo.data.listing import BadPicture, ListedClass, Picture, arrange, decode_some
@@ -279,10 +280,10 @@ def fit(
 
 
 def query_pictures(query: Path) -> dict[str, Picture]:
-    """List the query images of a folder by name."""
-    if query.is_file():
+    """List the query images of a folder or zip by name."""
+    if query.is_file() and not is_zip(query):
         return {query.name: picture_file(query)}
-    pictures, _ = _listed(query)
+    pictures, _ = _listed(query, "query")
     found = {"/".join((*folders, Path(p.name).name)): p for folders, p in pictures}
     if not found:
         raise DataError(f"{query}: there are no images in it.")
@@ -290,8 +291,8 @@ def query_pictures(query: Path) -> dict[str, Picture]:
 
 
 def support_classes(support: Path) -> tuple[ListedClass, ...]:
-    """List the classes of a support folder, in label order."""
-    pictures, empty = _listed(support)
+    """List the classes of a support folder or zip, in label order."""
+    pictures, empty = _listed(support, "support")
     classes = arrange(pictures, empty=empty, domain="support", where=str(support))
     bare = [c.name for c in classes if not c.pictures]
     if bare:
@@ -300,8 +301,10 @@ def support_classes(support: Path) -> tuple[ListedClass, ...]:
 
 
 def _listed(
-    folder: Path,
+    folder: Path, part: str
 ) -> tuple[list[tuple[tuple[str, ...], Picture]], list[tuple[str, ...]]]:
+    if is_zip(folder):
+        return list_part(folder, part), []
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder.")
     return list_folder(folder)
@@ -372,14 +375,15 @@ def recalled(
             distance=float(recall.distances[0, j]),
             weight=float(recall.weights[0, j]),
             age=int(memory.store.ages[slot]),
-            domain=None if known is None else _name(trained.domains, int(known[0, j])),
+            domain=None if known is None else domain_name(trained.domains, int(known[0, j])),
         )
         for j, slot in enumerate(recall.slots[0])
     )
     return slots, familiar, helpful
 
 
-def _name(domains: Sequence[str], number: int) -> str | None:
+def domain_name(domains: Sequence[str], number: int) -> str | None:
+    """Return the name of a domain by its number; None if it has none."""
     return domains[number] if 0 <= number < len(domains) else None
 
 

@@ -31,18 +31,18 @@ def test_five_classes_and_a_sixth_are_taught_and_asked(tab):
 FIVE = ("red", "blue", "green", "black", "white")
 
 
-def adapted(run, folder, query, capsys):
+def adapted(run, support, query, capsys, *, out):
     """Return the probabilities that the command prints for each file."""
     arguments = [
         "adapt",
         str(run.root),
         "--support",
-        str(folder / "support"),
+        str(support),
         "--query",
         str(query),
     ]
     with pytest.raises(SystemExit, match="0"):
-        main([*arguments, "--out", str(folder / "out"), "--json"])
+        main([*arguments, "--out", str(out), "--json"])
     found = json.loads(capsys.readouterr().out)["predictions"]
     return {p["file"]: list(p["probabilities"].values()) for p in found}
 
@@ -64,11 +64,13 @@ def test_answers_are_those_of_adapt_on_a_folder_and_on_each_file(
     (tmp_path / "query").mkdir()
     for i, name in enumerate(FIVE * 3):
         (tmp_path / "query" / f"{name}-{i}.png").write_bytes(image(name, 50 + i))
-    together = adapted(run, tmp_path, tmp_path / "query", capsys)
+    folders = (run, tmp_path / "support", tmp_path / "query")
+    together = adapted(*folders, capsys, out=tmp_path / "out")
     assert len(found["queries"]) == len(together) == 15
     for query in found["queries"]:
         file, answer = query["name"], query["answer"]["probabilities"]
-        (one,) = adapted(run, tmp_path, tmp_path / "query" / file, capsys).values()
+        alone = adapted(*folders[:2], folders[2] / file, capsys, out=tmp_path / "out")
+        (one,) = alone.values()
         assert answer == pytest.approx(one, abs=1e-5)
         assert answer == pytest.approx(together[file], abs=1e-5)
 
@@ -125,6 +127,19 @@ def test_a_session_is_saved_and_opened_with_the_same_answers(tab):
         assert two["answer"]["probabilities"] == pytest.approx(
             one["answer"]["probabilities"], abs=1e-6
         )
+
+
+def test_adapt_takes_a_saved_session(serve, run, tmp_path, capsys):
+    tab = Tab(serve(run))
+    tab.teach(*FIVE)
+    tab.ask("red", "blue", "red")
+    answers = [q["answer"]["probabilities"] for q in tab.answer()["queries"]]
+    (tmp_path / "session.zip").write_bytes(tab("GET", "/save").body)
+    folder = tmp_path / "session.zip"
+    found = adapted(run, folder, folder, capsys, out=tmp_path / "out")
+    assert list(found) == ["red-0.png", "blue-1.png", "red-2.png"]
+    for one, other in zip(found.values(), answers, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ class AdaptCommand:
     run_folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Folder of the run; its own data are not needed."""
     support: Path
-    """Folder with one folder of images per class; any size, colour mode or rotation."""
+    """Folder or zip with one folder of images per class; any size, colour mode or rotation. A zip that the
+    page of ``serve`` saved serves as support and as query."""
     query: Path
-    """Folder of images to sort, or one image. No answer depends on the other images."""
+    """Folder or zip of images to sort, or one image. No answer depends on the other images."""
     out: Path | None = None
     """Where predictions.json and sheet.html go; RUN/adapted by default."""
     step: int | None = None

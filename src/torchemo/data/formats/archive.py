@@ -47,6 +47,22 @@ def list_zip(path: Path, *, caps: Caps | None = None) -> list[tuple[tuple[str, .
     return found
 
 
+def is_zip(path: Path) -> bool:
+    """Say whether a path is a file that goes by the name of a zip archive."""
+    return path.is_file() and path.suffix.lower() == ".zip"
+
+
+def list_part(path: Path, part: str) -> list[tuple[tuple[str, ...], Picture]]:
+    """List the images of an archive: all of them, or one part of what the web page saved.
+
+    The page saves ``support`` and ``query`` in one archive; ``part`` is one of the two.
+    """
+    found = list_zip(path)
+    if {folders[:1] for folders, _ in found} <= {("support",), ("query",)}:
+        return [(folders[1:], picture) for folders, picture in found if folders[0] == part]
+    return found
+
+
 def open_zip(
     path: Path, *, caps: Caps | None = None
 ) -> tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]:
