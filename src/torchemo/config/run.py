@@ -8,6 +8,7 @@ points of the paper; ``docs/paper.md`` lists all of them.
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
+from torchemo.config.options import refuse_below
 from torchemo.config.registry import Part
 from torchemo.core.errors import ConfigError
 
@@ -143,11 +144,9 @@ class StreamSpec:
     """Classes of a task that others replace at every later visit."""
 
     def __post_init__(self) -> None:
-        for name, least in (("pool", 0), ("active", 1), ("span", 1), ("exchanged", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"data.stream.{name} should be {least} or more, got {getattr(self, name)}."
-                )
+        refuse_below(0, self, "pool", where="data.stream")
+        refuse_below(1, self, "active", "span", where="data.stream")
+        refuse_below(0, self, "exchanged", where="data.stream")
         if not 0 <= self.once <= 1:
             raise ConfigError(f"data.stream.once should be a share in [0, 1], got {self.once}.")
 
@@ -167,8 +166,7 @@ class AugmentSpec:
     """How likely a rectangle of an image is filled with its mean colour."""
 
     def __post_init__(self) -> None:
-        if self.crop < 0:
-            raise ConfigError(f"data.augment.crop should be 0 or more, got {self.crop}.")
+        refuse_below(0, self, "crop", where="data.augment")
         for name in ("jitter", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
@@ -249,9 +247,8 @@ class TrainConfig:
     """Classification of all base classes."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tasks", "validate_every", "validation_tasks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} should be 1 or more, got {getattr(self, name)}.")
+        counts = ("steps", "tasks", "validate_every", "validation_tasks")
+        refuse_below(1, self, *counts, where="train")
 
 
 @final

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from itertools import takewhile
 from typing import Any
 
@@ -37,8 +36,10 @@ WRAPPERS = ("bmg",)
 
 def learners() -> list[str]:
     """List the learners that have presets."""
-    own = sorted(place.name.removesuffix(".toml") for place in _toml(_ROOT / "learners"))
-    return [*own, *(n for n in sorted(_foreign()) if n not in own)]
+    files_here = (place.name for place in (_ROOT / "learners").iterdir())
+    own = sorted(name.removesuffix(".toml") for name in files_here if name.endswith(".toml"))
+    foreign = sorted(point.name for point in entry_points(group="torchemo.learners"))
+    return [*own, *(name for name in foreign if name not in own)]
 
 
 def names() -> list[str]:
@@ -88,8 +89,10 @@ def preset(
         *(["pretrained", f"pretrained-{memory}"] if pretrained else []),
         *(["5-shot"] if n_shot >= 5 else []),
     }
-    place = None if not layers[0].get("inner_loop", True) else _inner_place(learner)
-    plain = _summed(layers, holding, inner=place)
+    # Options of the inner loop belong to the learner, or to the one underneath.
+    place = ("learner", "base") if learner in WRAPPERS else ("learner",)
+    looped = layers[0].get("inner_loop", True)
+    plain = _summed(layers, holding, inner=place if looped else None)
     plain = merged(plain, {"data": {"n_shot": n_shot}})
     return from_dict(plain, RunConfig, where=f"preset '{name}'")
 
@@ -132,11 +135,6 @@ def parts_of(name: str) -> tuple[str, str | None]:
     return bare, None
 
 
-def _inner_place(learner: str) -> tuple[str, ...]:
-    """Return where options of the inner loop belong: to the learner, or to the one underneath."""
-    return ("learner", "base") if learner in WRAPPERS else ("learner",)
-
-
 def _summed(
     layers: Iterable[Mapping[str, Any]], holding: set[str], *, inner: tuple[str, ...] | None
 ) -> dict[str, Any]:
@@ -172,11 +170,3 @@ def _read(kind: str, name: str) -> dict[str, Any]:
     if kind == "learners" and not place.is_file():
         return {"learner": {"name": name}}
     return tomllib.loads(place.read_text(encoding="utf-8"))
-
-
-def _toml(folder: Traversable) -> list[Traversable]:
-    return [place for place in folder.iterdir() if place.name.endswith(".toml")]
-
-
-def _foreign() -> set[str]:
-    return {point.name for point in entry_points(group="torchemo.learners")}
