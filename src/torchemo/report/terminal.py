@@ -45,6 +45,15 @@ def print_json(value: Any) -> None:
     say(json.dumps(value, allow_nan=False))
 
 
+def told(as_json: bool, text: object, **fields: Any) -> int:
+    """Say what was done, in words or as JSON; return the exit code of success."""
+    if as_json:
+        print_json(fields)
+    else:
+        say(text)
+    return 0
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns of numbers are right-aligned, except the first."""
     from rich.console import Console

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, final
 import tyro
 
 from torchemo.core.errors import ConfigError
-from torchemo.report.terminal import print_json, say
+from torchemo.report.terminal import told
 
 
 @final
@@ -34,12 +34,8 @@ class ReportCommand:
         """Run the command."""
         self._check()
         written = [self._compare()] if self.comparison else self._describe()
-        if self.json:
-            print_json({"reports": [str(path) for path in written]})
-        else:
-            for path in written:
-                say(path)
-        return 0
+        reports = [str(path) for path in written]
+        return told(self.json, "\n".join(reports), reports=reports)
 
     def _check(self) -> None:
         if not self.runs:

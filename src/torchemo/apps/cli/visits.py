@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 
 import tyro
 
-from torchemo.core.errors import CheckpointError, ConfigError
-from torchemo.report.terminal import print_json, print_table, printable, say, size
+from torchemo.core.errors import CheckpointError, ConfigError, DataError
+from torchemo.report.terminal import print_json, print_table, printable, say, size, told
 
 if TYPE_CHECKING:
     from torchemo.runs.visits.index import Settings, Visit
+    from torchemo.runs.visits.recognition import Recognition
     from torchemo.runs.visits.store import Store
 
 StorePath: TypeAlias = Annotated[Path, tyro.conf.arg(metavar="STORE")]
@@ -51,9 +52,8 @@ class CreateStore:
     step: int | None = None
     """Checkpoint to use; the best on validation tasks by default."""
     recognise: Recognise = "names"
-    """Recognise classes by the names of their folders, or by their images alone."""
-    threshold: float = 0.8
-    """With images: cosine of class means from which on a class is recognised."""
+    """Recognise classes by the names of their folders, or by their images alone. For images the run learns
+    from its own data what tells classes apart, unless it has (``memory calibrate``)."""
     capacity: int | None = None
     """Most visits to keep; all by default."""
     controller: str = "lru"
@@ -75,18 +75,70 @@ class CreateStore:
         settings = self._settings()
         if files.is_store(self.store):
             raise ConfigError(f"{self.store} is a store already.", hint="Name a new folder.")
-        index = fresh_index(load_trained(self.of, step=self.step), self.of, settings)
+        trained = load_trained(self.of, step=self.step)
+        if settings.recognise == "images":
+            calibrated(self.of, step=self.step, quiet=self.json)
+        index = fresh_index(trained, self.of, settings)
         with writing(self.store, otherwise=index):
             files.commit(self.store, index)
         text = f"{self.store}: an empty store for {printable(index.made_with)}"
-        return _told(self.json, text, created=str(self.store), made_with=index.made_with)
+        return told(self.json, text, created=str(self.store), made_with=index.made_with)
 
     def _settings(self) -> "Settings":
         from torchemo.runs.visits.index import Settings
 
-        return Settings(
-            self.recognise, self.threshold, self.capacity, self.controller, self.clip, self.noise
+        return Settings(self.recognise, self.capacity, self.controller, self.clip, self.noise)
+
+
+@final
+@dataclass(frozen=True)
+class CalibrateRun:
+    """Let a run learn from its own data to recognise classes by their images alone; kept beside the run."""
+
+    run_folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+    """Folder of the run; its data are needed."""
+    step: int | None = None
+    """Checkpoint to use; the best on validation tasks by default."""
+    json: bool = False
+    """Print what was found as JSON."""
+
+    def run(self) -> int:
+        """Run the command."""
+        from torchemo.runs.visits.recognition import FILE
+
+        found = calibrated(self.run_folder, step=self.step, quiet=self.json, anew=True)
+        where = self.run_folder / FILE
+        text = f"{found.words}\nwritten: {where}"
+        gain = found.gain._asdict()
+        return told(
+            self.json, text, written=str(where), trust=found.trust, new=found.new, gain=gain
         )
+
+
+def calibrated(root: Path, *, step: int | None, quiet: bool, anew: bool = False) -> "Recognition":
+    """Return how a run recognises classes by their images; let it learn that unless it has."""
+    from torchemo.runs.load import load_best, load_trained
+    from torchemo.runs.visits import recognition
+    from torchemo.runs.visits.returning import check_learner, weights_digest
+
+    trained = load_trained(root, step=step)
+    check_learner(trained)
+    weights = weights_digest(trained)
+    known = None if anew else recognition.load(root, weights=weights)
+    if known is not None:
+        return known
+    try:
+        opened = load_best(root, step=step, needed=("train", "val"))
+    except DataError as error:
+        raise DataError(
+            error.message,
+            hint="To recognise classes by images, a run learns from the data that it was trained on.",
+        ) from error
+    if not quiet:
+        say(f"{root} learns from its data to recognise classes by their images")
+    found = recognition.calibrate(opened, weights)
+    recognition.save(root, found)
+    return found
 
 
 @final
@@ -119,11 +171,8 @@ class ForgetVisits:
                 classes=self.classes, visits=self.visits, everything=self.everything
             )
             left = store.classes
-        if self.json:
-            print_json({"forgotten": [_visit(visit) for visit in gone]})
-        else:
-            say(f"forgotten: {_count(len(gone), 'visit')}; {len(left)} classes are left")
-        return 0
+        text = f"forgotten: {_count(len(gone), 'visit')}; {len(left)} classes are left"
+        return told(self.json, text, forgotten=[_visit(visit) for visit in gone])
 
 
 @final
@@ -149,7 +198,7 @@ class RenameClass:
         with writing(self.store) as store:
             count = store.rename(self.old, self.new, join=self.join)
         text = f"{printable(self.old)} is {printable(self.new)} now, in {_count(count, 'visit')}"
-        return _told(self.json, text, old=self.old, new=self.new, visits=count)
+        return told(self.json, text, old=self.old, new=self.new, visits=count)
 
 
 @final
@@ -175,7 +224,7 @@ class MergeStores:
             added, gone = store.merge(others)
         forgotten = f"; the full store forgot {_count(len(gone), 'visit')}" if gone else ""
         text = f"added: {_count(added, 'visit')}{forgotten}"
-        return _told(self.json, text, added=added, forgotten=len(gone))
+        return told(self.json, text, added=added, forgotten=len(gone))
 
 
 @final
@@ -201,7 +250,7 @@ class ExportStore:
             f"written: {self.out}, {_count(len(store), 'visit')}\n"
             "It holds gradients and class means of your images: see docs/remember.md."
         )
-        return _told(self.json, text, written=str(self.out), visits=len(store))
+        return told(self.json, text, written=str(self.out), visits=len(store))
 
 
 def is_store(path: Path) -> bool:
@@ -268,12 +317,3 @@ def _show(store: "Store") -> None:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _told(json: bool, text: str, **fields: str | int) -> int:
-    """Say what was done, in words or as JSON."""
-    if json:
-        print_json(fields)
-    else:
-        say(text)
-    return 0

@@ -12,7 +12,7 @@ import tyro
 from torchemo.core.errors import ConfigError, DataError
 from torchemo.lab.commands.study_engine import Carried
 from torchemo.lab.study.scales import TASKS, scale_of, tasks_of
-from torchemo.report.terminal import print_json, print_table, say
+from torchemo.report.terminal import print_json, print_table, say, told
 
 if TYPE_CHECKING:
     from torchemo.lab.study.engines.engine import Engine
@@ -250,11 +250,7 @@ class RecordStudy(_Studies):
         for entry in self.entries("record"):
             folder = path_of(self.out, entry.name, self.scale, self.tasks)
             kept += [str(path) for path in record(folder, self.to, replace=self.replace)]
-        if self.json:
-            print_json({"records": kept})
-        else:
-            say("\n".join(kept))
-        return 0
+        return told(self.json, "\n".join(kept), records=kept)
 
 
 @final
@@ -344,11 +340,8 @@ class Reproducibility:
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        if self.json:
-            print_json({"reproducibility": str(self.out), "pages": [str(p) for p in written][1:]})
-        else:
-            say("\n".join(str(path) for path in written))
-        return 0
+        names = [str(path) for path in written]
+        return told(self.json, "\n".join(names), reproducibility=names[0], pages=names[1:])
 
 
 def _data(given: Path | None) -> Path | None:
