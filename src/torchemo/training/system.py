@@ -123,6 +123,11 @@ def restore_memory(
     return saved
 
 
+def memory_state(groups: Mapping[str, Params]) -> Params:
+    """Return the saved state of a memory under the names of today; empty without one."""
+    return current_names(groups.get("memory", groups.get(OLD_GROUP, {})))
+
+
 def method_title(learner: Learner, memory: TaskMemory | None) -> str:
     """Name the learner and how it remembers: "MAML", "MAML + EMO", "MAML + offsets"."""
     return learner.title if memory is None else f"{learner.title} + {memory.title}"

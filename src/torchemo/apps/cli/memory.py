@@ -11,10 +11,9 @@ from torchemo.apps.cli import visits
 from torchemo.apps.cli.build import BuildMemory
 from torchemo.config.run import RunConfig
 from torchemo.core.errors import CheckpointError, ConfigError
-from torchemo.report.terminal import print_json, print_table, say
+from torchemo.report.terminal import print_json, print_table, say, told
 
 if TYPE_CHECKING:
-    from torchemo.core.types import Params
     from torchemo.memory.inspection.slots import MemoryView, SlotView
     from torchemo.memory.store import EpisodicMemory
     from torchemo.runs.storage.checkpoint import Checkpoint
@@ -127,7 +126,7 @@ class MakeThumbnails:
         path = self.run_folder / thumbnails.FILE
         if self.remove:
             path.unlink(missing_ok=True)
-            return self._told(f"removed: {path}", removed=str(path))
+            return told(self.json, f"removed: {path}", removed=str(path))
         if not 1 <= self.per_slot <= 64:
             raise ConfigError(f"--per-slot should be 1 to 64, got {self.per_slot}.")
         opened = load_best(self.run_folder, step=self.step, needed=("train",))
@@ -135,14 +134,7 @@ class MakeThumbnails:
         thumbnails.save(self.run_folder, found)
         images, slots = int(found.known.sum()), int((found.known > 0).sum())
         text = f"written: {path}, {images} images behind {slots} slots"
-        return self._told(text, written=str(path), images=images, slots=slots)
-
-    def _told(self, text: str, **fields: str | int) -> int:
-        if self.json:
-            print_json(fields)
-        else:
-            say(text)
-        return 0
+        return told(self.json, text, written=str(path), images=images, slots=slots)
 
 
 @final
@@ -157,6 +149,7 @@ class MemoryCommand:
         | Annotated[BuildMemory, tyro.conf.subcommand("build")]
         | Annotated[visits.ListVisits, tyro.conf.subcommand("list")]
         | Annotated[visits.CreateStore, tyro.conf.subcommand("create")]
+        | Annotated[visits.CalibrateRun, tyro.conf.subcommand("calibrate")]
         | Annotated[visits.ForgetVisits, tyro.conf.subcommand("forget")]
         | Annotated[visits.RenameClass, tyro.conf.subcommand("rename")]
         | Annotated[visits.MergeStores, tyro.conf.subcommand("merge")]
@@ -177,28 +170,23 @@ def _with_memory(root: Path, config: RunConfig) -> RunConfig:
     return config
 
 
-def _state(saved: "Checkpoint") -> "Params":
-    """Return the saved state of the memory; earlier versions named it differently."""
-    from torchemo.memory.interface import current_names
-    from torchemo.training.system import OLD_GROUP
-
-    return current_names(dict(saved.groups.get("memory", saved.groups.get(OLD_GROUP, {}))))
-
-
 def _restored(config: RunConfig, saved: "Checkpoint") -> "EpisodicMemory":
     import torch
 
     from torchemo.memory.inspection.slots import restored_memory
     from torchemo.runs.storage import versions
+    from torchemo.training.system import memory_state
 
     value_dtype = getattr(torch, config.memory.options["value_dtype"])
     place = versions.folder_of(config)
-    return restored_memory(_state(saved), value_dtype=value_dtype, values_dir=place)
+    return restored_memory(memory_state(saved.groups), value_dtype=value_dtype, values_dir=place)
 
 
 def _failed(saved: "Checkpoint") -> list[int] | None:
     """Return the slots that failed validation; None where the memory does not judge them."""
-    flags = _state(saved).get("skip_unhelpful.failed")
+    from torchemo.training.system import memory_state
+
+    flags = memory_state(saved.groups).get("skip_unhelpful.failed")
     return None if flags is None else [int(slot) for slot in flags.nonzero().flatten()]
 
 

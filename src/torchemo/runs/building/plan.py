@@ -12,12 +12,11 @@ from torchemo.core.digest import digest_of
 from torchemo.core.errors import CheckpointError, ConfigError, DataError
 from torchemo.core.types import Params, TaskShape
 from torchemo.data.source import TaskSource
-from torchemo.memory.interface import current_names
 from torchemo.runs.experiment import complete, open_tasks
 from torchemo.runs.load import best_checkpoint, check_config, read_config
 from torchemo.runs.storage.checkpoint import Checkpoint
 from torchemo.runs.storage.info import tasks_of
-from torchemo.training.system import OLD_GROUP
+from torchemo.training.system import memory_state
 
 Take: TypeAlias = Literal["tasks", "slots"]
 SLOTS = ("store.", "retrieval.index.")
@@ -54,8 +53,7 @@ class Giver(NamedTuple):
     @property
     def memory(self) -> Params:
         """State of its memory."""
-        groups = self.saved.groups
-        return current_names(dict(groups.get("memory", groups.get(OLD_GROUP, {}))))
+        return memory_state(self.saved.groups)
 
     @property
     def weights(self) -> str:
