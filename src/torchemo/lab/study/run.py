@@ -148,16 +148,12 @@ class StudyRun:
             data=self.data,
             out=self.out / "data",
             image_size=scale.image_size,
-            packed=scale.network is None and not self._on_features,
+            packed=scale.network is None and not any(c.network for c in self.study.available),
             progress=lambda name: self.watch.on_note(f"packing {name}"),
         )
         self.sources = {
             world: tuple(places[name] for name in scale.worlds[world]) for world in sorted(worlds)
         }
-
-    @property
-    def _on_features(self) -> bool:
-        return any(cell.network for cell in self.study.available)
 
     def _do(self, crew: Doing, jobs: Sequence[Job]) -> bool:
         """Do jobs that are not done; False if asked to stop before the end."""

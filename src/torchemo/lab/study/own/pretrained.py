@@ -74,9 +74,7 @@ def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
             pairs += [(f"{learner}{kind}{end}", f"nearest-mean{end}") for kind in kinds]
             pairs += [(f"{learner}{kind}{end}", f"{learner}{end}") for kind in kinds[1:]]
     return tuple(
-        Contrast(
-            f"{cell} vs {against}{'' if test is None else f', {test}'}", cell, against, test=test
-        )
+        versus(cell, against, test=test)
         for cell, against in pairs
         if cell != against
         for test in (None, *scale.textures)

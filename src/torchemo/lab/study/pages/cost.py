@@ -21,6 +21,19 @@ def cpu_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def estimate(found: Mapping[str, Any], metric: str, *, sign: bool = False) -> str:
+    """Write an estimate as ``value [low, high]`` in the units of its metric."""
+    m = METRICS[metric]
+    ends = m.interval(found["low"], found["high"], sign=sign)
+    return f"{m.write(found['value'], sign=sign)} {ends}"
+
+
+def cpu_seconds_of(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Write what training took; nothing where nobody knows."""
+    seconds = cpu_seconds(runs)
+    return "" if seconds is None else f"{seconds:.0f}"
+
+
 def cost_figure(cells: Sequence[Mapping[str, Any]], *, name: str) -> Markup | None:
     """Draw the score of each cell on its own tasks, with its interval, against seconds of training."""
     points = []
@@ -59,16 +72,13 @@ def compared(result: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> T
     titles = {cell["name"]: cell["title"] for cell in result["cells"]}
     rows = []
     for cell in cells:
-        test, seconds = cell["tests"][cell["world"]], cpu_seconds(cell["runs"])
-        metric = METRICS[test["metric"]]
-        ends = metric.interval(test["mean"]["low"], test["mean"]["high"])
+        test = cell["tests"][cell["world"]]
         differences = []
         for base in bases:
             found = [c for c in drawn if (c["cell"], c["against"]) == (cell["name"], base)]
             differences.append(_difference(found[0]) if found else "")
-        took = "" if seconds is None else f"{seconds:.0f}"
-        score = f"{metric.write(test['mean']['value'])} {ends}"
-        rows.append((cell["title"], score, took, *differences))
+        score = estimate(test["mean"], test["metric"])
+        rows.append((cell["title"], score, cpu_seconds_of(cell["runs"]), *differences))
     columns = (
         "method",
         "accuracy [95 % over tasks]",
@@ -79,8 +89,7 @@ def compared(result: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> T
 
 
 def _difference(contrast: Mapping[str, Any]) -> str:
-    metric, found = METRICS[contrast["metric"]], interval_of(contrast)
-    value = metric.write(found["value"], sign=True)
+    metric, found = contrast["metric"], interval_of(contrast)
     if found["low"] is None:
-        return value
-    return f"{value} {metric.interval(found['low'], found['high'], sign=True)}"
+        return METRICS[metric].write(found["value"], sign=True)
+    return estimate(found, metric, sign=True)

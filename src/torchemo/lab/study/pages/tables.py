@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchemo.lab.study.catalogue import ENTRIES
-from torchemo.lab.study.pages.cost import cpu_seconds
+from torchemo.lab.study.pages.cost import cpu_seconds_of, estimate
 from torchemo.lab.study.pages.table import Table
 from torchemo.lab.study.pages.visit_tables import meets_visits, place_of, visit_tables
 from torchemo.lab.study.scales import FOUR
@@ -59,13 +59,6 @@ def about(result: Mapping[str, Any]) -> str:
     )
 
 
-def estimate(found: Mapping[str, Any], metric: str, *, sign: bool = False) -> str:
-    """Write an estimate as ``value [low, high]`` in the units of its metric."""
-    m = METRICS[metric]
-    ends = m.interval(found["low"], found["high"], sign=sign)
-    return f"{m.write(found['value'], sign=sign)} {ends}"
-
-
 def chosen_rates(options: Sequence[str]) -> str:
     """Write chosen rates briefly; slots have the outer one."""
     return ", ".join(
@@ -99,36 +92,22 @@ def _score_row(cell: Mapping[str, Any], world: str, domains: Sequence[str]) -> t
         estimate(test["mean"], test["metric"]),
         *means,
         seeds,
-        _cpu_seconds(cell["runs"]),
+        cpu_seconds_of(cell["runs"]),
         chosen_rates(cell["rates"]),
     )
-
-
-def _cpu_seconds(runs: Sequence[Mapping[str, Any]]) -> str:
-    seconds = cpu_seconds(runs)
-    return "" if seconds is None else f"{seconds:.0f}"
 
 
 def contrast_table(contrasts: Sequence[Mapping[str, Any]]) -> Table:
     """Return paired differences, one row each."""
     rows = []
     for c in contrasts:
-        if c["diverged"]:
-            rows.append((c["name"], _paper_gain(c), _difference(c), "", _expected(c)))
-            continue
-        m = METRICS[c["metric"]]
-        domains = ", ".join(
-            f"{name} {m.write(row['value'], sign=True)}" for name, row in c["per_domain"].items()
-        )
-        rows.append(
-            (
-                c["name"],
-                _paper_gain(c),
-                _difference(c),
-                domains if len(c["per_domain"]) > 1 else "",
-                _expected(c),
-            )
-        )
+        found = {} if c["diverged"] else c["per_domain"]
+        domains = [
+            f"{name} {METRICS[c['metric']].write(row['value'], sign=True)}"
+            for name, row in found.items()
+            if len(found) > 1
+        ]
+        rows.append((c["name"], _paper_gain(c), _difference(c), ", ".join(domains), _expected(c)))
     columns = ("first minus second", "paper, points", "ours [95 %]", "by domain", "expected")
     return Table("Paired differences on the same tasks", columns, rows)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torchemo.config.presets import parts_of
 from torchemo.lab.study.catalogue import ENTRIES
 from torchemo.lab.study.entry import LIFELONG, MIXED, OFFSETS, Contrast, Entry
-from torchemo.lab.study.pages.tables import estimate
+from torchemo.lab.study.pages.cost import estimate
 from torchemo.lab.study.paper.published import PUBLISHED
 from torchemo.lab.study.scales import FOUR, scale_of
 from torchemo.lab.study.streams.visits import finder_of

@@ -115,10 +115,6 @@ def _world(scale: Scale) -> str:
     return "narrow" if scale.name == "paper" else "mixed"
 
 
-def _shots(scale: Scale) -> tuple[int, ...]:
-    return (1, 5) if scale.name == "paper" else (1,)
-
-
 def _slots(scale: Scale) -> tuple[_Sweep, ...]:
     option, few, own = "memory.capacity", scale.capacities, scale.own_capacities
     usual, ours = _among(few, 100), _among(own, 16 if scale.regression else 8)
@@ -145,7 +141,7 @@ def _among(sizes: tuple[int, ...], size: int) -> int:
 
 def _cells(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Cell, ...]:
     found: list[Cell] = []
-    for n_shot in _shots(scale):
+    for n_shot in scale.shots:
         found.append(base_cell("maml", world=_world(scale), n_shot=n_shot))
         for sweep in sweeps:
             found += sweep.cells(scale, n_shot)
@@ -155,7 +151,7 @@ def _cells(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Cell, ...]:
 def _contrasts(scale: Scale, sweeps: tuple[_Sweep, ...]) -> tuple[Contrast, ...]:
     return tuple(
         contrast
-        for n_shot in _shots(scale)
+        for n_shot in scale.shots
         for sweep in sweeps
         for contrast in sweep.contrasts(n_shot)
     )

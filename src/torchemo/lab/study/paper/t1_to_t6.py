@@ -30,13 +30,9 @@ CHOSEN_CONTROLLERS = {"maml": "lru", "anil": "lru", "meta-sgd": "clock"}
 """What the paper picks for each learner."""
 
 
-def _shots(scale: Scale) -> tuple[int, ...]:
-    return (1, 5) if scale.name == "paper" else (1,)
-
-
 def _t1_cells(scale: Scale) -> tuple[Cell, ...]:
     found: list[Cell] = []
-    for n_shot in _shots(scale):
+    for n_shot in scale.shots:
         for learner in LEARNERS:
             base = base_cell(learner, tests=scale.elsewhere, n_shot=n_shot)
             found += [base, _longer(base, scale)]
@@ -78,7 +74,7 @@ def _renamed(cell: Cell) -> Cell:
 
 def _t1_contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found: list[Contrast] = []
-    for n_shot in _shots(scale):
+    for n_shot in scale.shots:
         for learner, name in IN_TABLES.items():
             paper = PUBLISHED["T1"].gain("with", "without", method=name, shot=str(n_shot))
             for kind in KINDS:

@@ -25,7 +25,6 @@ LEARNERS = {
 WORLDS = {"mixed": "", "narrow": ", narrow", "surfaces": ", 2-D families"}
 """What the methods are compared on, and what a title says of it."""
 
-TEXTURES = "outside textures"
 IN_EQUAL_TIME = " in equal time"
 LONGER = " longer"
 LONGER_PAIRS = {
@@ -77,7 +76,7 @@ def _cell(scale: Scale, learner: str, kind: str, *, world: str, n_shot: int) -> 
         "base",
         options=sizes(learner, scale),
         world=world,
-        tests=_textures(scale),
+        tests=scale.textures,
         n_shot=n_shot,
         of=_rates_of(learner, scale, n_shot),
     )
@@ -144,11 +143,6 @@ def sizes(learner: str, scale: Scale) -> tuple[str, ...]:
     return _FULL_SIZES.get(learner, ()) if scale.name == "paper" else ()
 
 
-def _textures(scale: Scale) -> tuple[str, ...]:
-    """Textures are trained on in the paper; where there are too few of their classes, they are a test."""
-    return tuple(world for world in scale.outside if world == TEXTURES)
-
-
 def _rates_of(learner: str, scale: Scale, n_shot: int) -> str | None:
     """On two cores a grid for each of so many methods would take days: on images all take MAML's rates.
 
@@ -181,7 +175,7 @@ def _both(
     first, second = _name(cell, world, n_shot), _name(base, world, n_shot)
     paper = _paper(cell, base, world, n_shot)
     yield Contrast(f"{first} vs {base}", first, second, expect, paper=paper)
-    for test in _textures(scale):
+    for test in scale.textures:
         yield Contrast(f"{first} vs {base}, {test}", first, second, test=test)
     if cell in scale.costs and base in scale.costs:
         first += IN_EQUAL_TIME
