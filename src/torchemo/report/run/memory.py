@@ -10,6 +10,7 @@ from torch import Tensor
 from torchemo.memory.inspection.slots import SlotView, principal_map, survey
 from torchemo.memory.interface import TaskMemory
 from torchemo.report.run.probe import Probe
+from torchemo.runs.adapt import domain_name
 
 
 class Slot(NamedTuple):
@@ -98,7 +99,7 @@ def view_memory(memory: TaskMemory, probe: Probe, domains: Sequence[str]) -> Mem
         writes=int(memory.store.ledger.generation.sum()),
         slots=[rows[i] for i in order],
         key_map=_key_map(memory.store.keys[: seen.filled][order], probe.keys),
-        task_domains=[_name(domains, int(d)) for d in probe.domain],
+        task_domains=[domain_name(domains, int(d)) for d in probe.domain],
         domains=tuple(domains),
         skipped=int((probe.weights == 0).all(1).sum()) if memory.may_skip else 0,
         failed=tuple(memory.failed_slots or ()),
@@ -117,9 +118,9 @@ def _slot(seen: SlotView, probe: Probe, domains: Sequence[str]) -> Slot:
         age=seen.age,
         recalls=seen.recalls,
         generation=seen.generation,
-        domain=None if seen.domain is None else _name(domains, seen.domain),
+        domain=None if seen.domain is None else domain_name(domains, seen.domain),
         weight=float(probe.weights[:, seen.slot].mean()),
-        recalled_by=_name(domains, recalled_by),
+        recalled_by=domain_name(domains, recalled_by),
         share=share,
     )
 
@@ -132,7 +133,3 @@ def _who_recalls(probe: Probe, slot: int) -> tuple[int, float]:
         return -1, 0.0
     best = max(range(len(means)), key=means.__getitem__)
     return present[best], means[best] / sum(means)
-
-
-def _name(domains: Sequence[str], number: int) -> str | None:
-    return domains[number] if 0 <= number < len(domains) else None
