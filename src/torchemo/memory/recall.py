@@ -92,7 +92,7 @@ class Retrieval(nn.Module):
         slot_keys = _slot_keys(memory, learns=learn_slot_keys and slots.shape[1] > 0)
         squared = (keys[:, None] - slot_keys[slots]).square().sum(-1)
         distances = squared.detach().sqrt()
-        near = self._near(distances)
+        near = None if self.max_distance is None else distances <= self.max_distance
         active, known = _active(keys, active, near)
         used = _used(memory, slots, near, group=group)
         weights, values = self._read(memory, slots, squared, used=used)
@@ -118,9 +118,6 @@ class Retrieval(nn.Module):
         check_keys(keys, memory.key_dim)
         slots = self._search(memory, keys.detach(), group=group)
         return slots, _fetched(keys, slots)
-
-    def _near(self, distances: Tensor) -> Bool[Tensor, "task m"] | None:
-        return None if self.max_distance is None else distances <= self.max_distance
 
     def learn(self, memory: EpisodicMemory) -> None:
         """Let an index that learns how keys are spread do so; called when a batch was remembered."""

@@ -37,15 +37,11 @@ _LIGHT = 1 << 20
 """Parts and bytes that any file may unfold to."""
 
 
-def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
+def read_pickle(path: Path) -> Any:
     """Read a pickle of plain containers and arrays.
 
     A small file may describe something huge by naming one part many times. What comes out is therefore
     bounded by the size of the file, each part counted as often as it appears.
-
-    Args:
-        path: The file.
-        encoding: How strings of python 2 are read; arrays of python 2 need ``latin1``.
 
     Returns:
         A structure of dict, list, tuple, str, int, float, bytes, bool, None and NumPy arrays.
@@ -55,7 +51,7 @@ def read_pickle(path: Path, *, encoding: str = "latin1") -> Any:
             stream = _Clipped(opened)
             _check_instructions(stream)
             stream.seek(0)
-            loaded = _Unpickler(stream, encoding=encoding).load()
+            loaded = _Unpickler(stream, encoding="latin1").load()  # as arrays of python 2 need
         finish = _Finish()
         whole = finish(loaded, depth=0)
         _check_weight(finish.weight(loaded), stream.size)
