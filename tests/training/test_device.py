@@ -123,7 +123,7 @@ QUICK = ("maml", "maml-emo-paper", "maml-offsets-joint")
     [
         pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
         for name in names()
-        if name in QUICK or name.endswith(("-emo", "-emo-paper", "-offsets-joint"))
+        if not name.endswith("-published")  # the same with the sizes of the papers
     ],
 )
 def test_presets_train_are_saved_and_answer_on_a_device(name):
@@ -145,9 +145,10 @@ def test_a_real_device_agrees_with_the_cpu():
 def check_preset(name, place):
     """Train, save, open elsewhere, go on, and evaluate both there and on the CPU."""
     config = preset(name)
+    filters = 6 if name == "tapnet" else 2  # it needs more features than references
     config = replace(
         config,
-        model=Part("conv4", {"filters": 2}),
+        model=Part("conv4", {"filters": filters}),
         data=replace(config.data, image_size=16, n_query=2),
         train=replace(config.train, steps=1000, tasks=2),
     )
