@@ -186,3 +186,25 @@ def test_past_visits_help_from_python_too(run, adapt, store, tmp_path):
     answers = adapted.predict(tmp_path / "query")
     assert answers.without is not None
     assert len(answers.predictions) == 1
+
+
+def test_without_names_the_run_learns_to_recognise_images_first(
+    torchemo, adapt, run, store, monkeypatch
+):
+    from torchemo.runs.visits import recognition
+
+    monkeypatch.setattr(recognition, "USERS", 4)
+    monkeypatch.setattr(recognition, "VISITS", 6)
+    refused = torchemo("memory", "create", store, "--of", run, "--recognise", "images")
+    (kept,) = [path for path in run.iterdir() if path.name == recognition.FILE]
+    if refused.code == 0:
+        assert f"{run} learns from its data to recognise classes by their images" in refused.out
+        assert "Not seen before, as far as images tell." in adapt(0).out
+        assert "By their images: " in adapt(1).out
+    else:
+        assert refused.code == 2
+        assert "cannot tell classes apart by their images: recall by images gains" in refused.err
+    again = torchemo("memory", "calibrate", run, "--json").json
+    assert again["written"] == str(kept)
+    assert again["trust"] > 0
+    kept.unlink()

@@ -12,6 +12,36 @@ from torchemo.memory.lifelong.visits import Known, KnownClass, Sight
 
 
 @dataclass(frozen=True)
+class ByClass:
+    """Match single classes by their means: a class is recognised in whatever company it comes back.
+
+    Args:
+        space: Feature space of the means.
+        threshold: Cosine from which on a class counts as recognised.
+    """
+
+    space: str
+    threshold: float
+
+    def recognise(self, sight: Sight, known: Known) -> Names:
+        """Return the best assignment of known classes, each used once, where it is sure enough."""
+        found: list[str | None] = [None] * sight.way
+        if not known.classes:
+            return tuple(found)
+        candidates = list(known.classes)
+        cosines = _cosines(sight, list(known.classes.values()), self.space)
+        # A class that is not sure enough must not take a known class from one that is.
+        sure = torch.where(
+            cosines >= self.threshold, cosines, torch.zeros((), device=cosines.device)
+        )
+        rows, columns = linear_sum_assignment(-sure.double().numpy())
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            if cosines[row, column] >= self.threshold:
+                found[row] = candidates[column]
+        return tuple(found)
+
+
+@dataclass(frozen=True)
 class ByTask:
     """Match whole tasks: the set of known classes that fits best, under optimal assignment.
 

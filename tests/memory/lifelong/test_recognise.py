@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from tests.memory.lifelong.recognisers import ByMean, ByTask
+from tests.memory.lifelong.recognisers import ByClass, ByMean, ByTask
 from torchemo.core.errors import ConfigError
 from torchemo.memory.lifelong.memory import LifelongMemory, Recognised
-from torchemo.memory.lifelong.recognise import ByClass, ByName, Recogniser
+from torchemo.memory.lifelong.ratio import SameClass
+from torchemo.memory.lifelong.recognise import ByName, Recogniser
+from torchemo.memory.lifelong.shares import ByRatio
 from torchemo.memory.lifelong.visits import PastVisit, Sight, class_means
 
 WAY, DIM = 3, 32
@@ -98,4 +100,6 @@ def test_means_of_visits_are_those_of_all_examples() -> None:
 
 def test_a_space_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no class means in the space 'g'"):
-        filled(ByClass("g", 0.5)).recognise(around(centres(0), 0))
+        ByRatio(SameClass(torch.zeros(2), torch.eye(2), torch.ones(2)), "g").seen(
+            {"f": torch.ones(1, 2)}
+        )

@@ -11,7 +11,7 @@ from torchemo.core.types import Params
 from torchemo.memory.lifelong.memory import LifelongMemory, Recognised
 from torchemo.memory.lifelong.ratio import SameClass
 from torchemo.memory.lifelong.recognise import ByName
-from torchemo.memory.lifelong.shares import DIRECTIONS, ByRatio, in_shares, names_of
+from torchemo.memory.lifelong.shares import COMPARED, ByRatio, in_shares, names_of
 from torchemo.memory.lifelong.visits import PastVisit, Sight
 
 HEAD = ("w",)
@@ -95,16 +95,16 @@ def test_what_came_before_has_a_share_and_what_is_far_has_none() -> None:
     recogniser = ByRatio(same, "f", trust=1.0)
     memory = LifelongMemory(recogniser)
     x = torch.tensor([[8.0, 0.0], [0.0, 8.0]])
-    seen = {DIRECTIONS: recogniser.seen({"f": x})[DIRECTIONS]}
+    seen = {COMPARED: recogniser.seen({"f": x})[COMPARED]}
     memory.add(PastVisit(("a", "b"), Sight((1, 1), seen), {}))
-    again = {DIRECTIONS: torch.tensor([[0.5, 7.5], [-9.0, -9.0]])}
+    again = {COMPARED: torch.tensor([[0.5, 7.5], [-9.0, -9.0]])}
     found = memory.recognise(Sight((1, 1), again))
     assert found.names == ("b", None)
     assert found.slots == (0,)
     assert found.shares is not None
     assert found.shares["b"][0] > 0.9
     assert found.shares["a"][0] < 0.01
-    far = {DIRECTIONS: torch.tensor([[-9.0, -9.0], [9.0, -9.0]])}
+    far = {COMPARED: torch.tensor([[-9.0, -9.0], [9.0, -9.0]])}
     assert memory.recognise(Sight((1, 1), far)).slots == ()
 
 

@@ -1,5 +1,7 @@
 """Tiny runs that never met data, and images of their own to visit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -33,10 +35,12 @@ def images(seed, *names, shots=1):
     }
 
 
-def visit(run, path, seed, *names, settings=None, when=None, shots=1) -> Returned:
+def visit(run, path, seed, *names, settings=None, when=None, shots=1, recogniser=None) -> Returned:
     """Visit classes with new images, and keep the visit."""
-    with writing(path, otherwise=fresh_index(run, path, settings)) as store:
-        found = fit_again(run, images(seed, *names, shots=shots), form(run), store)
+    index = fresh_index(run, path)
+    with writing(path, otherwise=replace(index, settings=settings or index.settings)) as store:
+        shown = images(seed, *names, shots=shots)
+        found = fit_again(run, shown, form(run), store, recogniser=recogniser)
         found.keep(store, when=when or f"2026-11-{seed + 1:02d}T10:00:00+0000")
         return found
 

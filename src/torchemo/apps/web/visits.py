@@ -10,7 +10,13 @@ from torch import Tensor
 from torchemo.data.formats.images import PictureForm
 from torchemo.runs.load import Trained
 from torchemo.runs.visits import files
-from torchemo.runs.visits.returning import Returned, check_store, fit_again, fresh_index
+from torchemo.runs.visits.returning import (
+    Returned,
+    check_store,
+    fit_again,
+    fresh_index,
+    recogniser_of,
+)
 from torchemo.runs.visits.store import Store, reading, writing
 
 
@@ -30,6 +36,7 @@ class Visits:
         # A store of another run, or a place that cannot be written, is refused before the page opens.
         with writing(path, otherwise=fresh_index(trained, run)) as store:
             check_store(trained, store)
+            self._recogniser = recogniser_of(trained, run, store.settings)
             if not files.is_store(path):
                 files.commit(path, store.index)
 
@@ -38,7 +45,18 @@ class Visits:
     ) -> Returned:
         """Fit the run to classes and to their past visits, but those named."""
         with self._lock:
-            return fit_again(self.trained, classes, form, reading(self.path), besides=besides)
+            store = reading(self.path)
+            return self._fitted(classes, form, store, besides)
+
+    def _fitted(
+        self,
+        classes: Mapping[str, Tensor],
+        form: PictureForm,
+        store: Store,
+        besides: Collection[str],
+    ) -> Returned:
+        recogniser = self._recogniser
+        return fit_again(self.trained, classes, form, store, recogniser=recogniser, besides=besides)
 
     def keep(
         self, classes: Mapping[str, Tensor], form: PictureForm, *, instead_of: Collection[str]
@@ -46,7 +64,7 @@ class Visits:
         """Keep this visit in the place of others and return its id."""
         with self._lock, writing(self.path) as store:
             before = {visit.id for visit in store.index.visits}
-            returned = fit_again(self.trained, classes, form, store, besides=instead_of)
+            returned = self._fitted(classes, form, store, instead_of)
             if returned.repeated is not None:
                 return returned.repeated.id
             returned.keep(store, instead_of=before & set(instead_of))

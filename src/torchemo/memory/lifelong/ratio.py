@@ -92,7 +92,15 @@ class SameClass:
 
     def __call__(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... direction"]:
         """Return examples along the directions."""
-        return ((normalize(x, dim=-1) if self.unit else x) - self.centre) @ self.directions
+        return self.along(self.scaled(x))
+
+    def scaled(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """Return examples as they are compared: of length 1, where lengths tell nothing."""
+        return normalize(x, dim=-1) if self.unit else x
+
+    def along(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... direction"]:
+        """Return scaled examples, or means of them, along the directions."""
+        return (x - self.centre) @ self.directions
 
     def ratios(
         self,

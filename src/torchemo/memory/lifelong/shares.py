@@ -22,8 +22,10 @@ from torchemo.memory.lifelong.ratio import SameClass
 from torchemo.memory.lifelong.recognise import Names, means_in
 from torchemo.memory.lifelong.visits import Known, Sight
 
-DIRECTIONS = "directions"
-"""Name of the space in which classes are compared."""
+COMPARED = "compared"
+"""Name of the space of scaled examples, whose class means are compared."""
+TRUST, NEW = (0.15, 0.25, 0.4), (1.0, 5.0)
+"""What is tried on validation classes."""
 NAMED = 0.5
 """A class goes by the name of a known one if it is more probable than all else together."""
 LEAST_SHARE = 0.01
@@ -70,17 +72,17 @@ class ByRatio:
     def shares(self, sight: Sight, known: Known) -> Float[Tensor, "way known"]:
         """Return the probability that each class of a task is each known class."""
         if not known.classes:
-            return means_in(sight.means, DIRECTIONS).new_zeros(sight.way, 0)
+            return means_in(sight.means, COMPARED).new_zeros(sight.way, 0)
         classes = list(known.classes.values())
-        own = means_in(sight.means, DIRECTIONS)
-        theirs = torch.stack([means_in(c.means, DIRECTIONS) for c in classes])
+        own = self.same.along(means_in(sight.means, COMPARED))
+        theirs = self.same.along(torch.stack([means_in(c.means, COMPARED) for c in classes]))
         shots = torch.tensor(sight.shots, device=own.device)
         examples = torch.tensor([c.examples for c in classes], device=own.device)
         return in_shares(self.same.ratios(own, shots, theirs, examples), self.trust, self.new)
 
     def seen(self, spaces: Params) -> Params:
-        """Return examples along the directions that tell classes apart."""
-        return {DIRECTIONS: self.same(means_in(spaces, self.space))}
+        """Return examples as they are compared."""
+        return {COMPARED: self.same.scaled(means_in(spaces, self.space))}
 
     def recognise(self, sight: Sight, known: Known) -> Names:
         """Return the known name of each class where one is more probable than all else together."""

@@ -17,7 +17,7 @@ from torchemo.runs.storage.seal import seal, unseal
 
 INDEX = "store.json"
 FORMAT = "torchemo visits"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the layout that is written here. Every version up to it can be read."""
 MAX_INDEX = 1 << 26
 """Bytes of the largest index that is read."""
@@ -47,7 +47,6 @@ class Settings:
 
     Attributes:
         recognise: Known classes are recognised by their ``names``, or by their ``images``.
-        threshold: Cosine from which on a class is recognised by its images.
         capacity: Most visits to keep; None keeps all.
         controller: Which visit a full store forgets: ``fifo``, ``lru`` or ``clock``.
         clip: Largest norm of the gradient of a step, and 1 for class means; None keeps them as they are.
@@ -55,7 +54,6 @@ class Settings:
     """
 
     recognise: Recognise = "names"
-    threshold: float = 0.8
     capacity: int | None = None
     controller: str = "lru"
     clip: float | None = None
@@ -63,8 +61,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_choice("recognise", self.recognise, get_args(Recognise))
-        if not -1 <= self.threshold <= 1:
-            raise ConfigError(f"threshold should lie in [-1, 1], got {self.threshold}.")
         if self.capacity is not None and self.capacity < 1:
             raise ConfigError(f"capacity should be 1 or more, got {self.capacity}.")
         if self.clip is not None and not 0 < self.clip < float("inf"):
@@ -225,7 +221,11 @@ def _index(body: Mapping[str, Any]) -> Index:
     visits = tuple(_visit(one) for one in body["visits"])
     if len({visit.id for visit in visits}) < len(visits):
         raise ValueError("a visit is there twice")
-    settings = Settings(**body["settings"])
+    # Format 1 had a threshold of cosine, by which nothing is recognised any more.
+    given = {
+        n: v for n, v in body["settings"].items() if (n, body["format_version"]) != ("threshold", 1)
+    }
+    settings = Settings(**given)
     if settings.capacity is not None and len(visits) > settings.capacity:
         raise ValueError("there are more visits than the store may keep")
     now, hand = _natural(body["now"]), _natural(body["hand"])

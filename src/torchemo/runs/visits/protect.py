@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from torchemo.core.types import Params
+from torchemo.memory.lifelong.shares import COMPARED
 from torchemo.runs.visits.index import Settings
 
 _TINY = 1e-12
@@ -39,8 +40,11 @@ def protected(
         for name, value in together.items():
             scaled = value * factor.view(-1, *(1,) * (value.dim() - 1)).to(value)
             kept[name] = _blurred(scaled, settings.clip * settings.noise, generator)
-    # Means are compared by cosine alone, so that all may have the norm 1.
-    units = {space: torch.nn.functional.normalize(mean, dim=1) for space, mean in means.items()}
+    # Examples that are compared have the norm 1, and their means no larger one.
+    units = {
+        space: mean if space == COMPARED else torch.nn.functional.normalize(mean, dim=1)
+        for space, mean in means.items()
+    }
     blurred = {space: _blurred(unit, settings.noise, generator) for space, unit in units.items()}
     return {name: kept[name] for name in values}, blurred
 

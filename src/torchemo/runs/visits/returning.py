@@ -17,6 +17,7 @@ from torchemo.core.errors import ConfigError
 from torchemo.core.types import Params
 from torchemo.data.formats.images import PictureForm
 from torchemo.memory.lifelong.memory import Recognised
+from torchemo.memory.lifelong.recognise import Recogniser
 from torchemo.memory.values import pick
 from torchemo.runs.adapt import (
     Adapted,
@@ -29,6 +30,7 @@ from torchemo.runs.adapt import (
 )
 from torchemo.runs.load import Trained
 from torchemo.runs.score import memory_digest
+from torchemo.runs.visits import recognition
 from torchemo.runs.visits.index import Index, Settings, Visit
 from torchemo.runs.visits.seen import Seen, SeenClass
 from torchemo.runs.visits.store import New, Store, checked_names, refuse_other_weights, writing
@@ -72,22 +74,41 @@ def fresh_index(trained: Trained, run: Path, settings: Settings | None = None) -
     Raises:
         ConfigError: Past visits cannot join the run's learner.
     """
-    _check_learner(trained)
-    system = trained.system
+    check_learner(trained)
+    system, settings = trained.system, settings or Settings()
+    recogniser_of(trained, run, settings)
     made_with = f"{system.title} at step {system.iteration} of {run.resolve().name}"
-    return Index(weights_digest(trained), made_with, settings or Settings())
+    return Index(weights_digest(trained), made_with, settings)
+
+
+def recogniser_of(trained: Trained, run: Path, settings: Settings) -> Recogniser | None:
+    """Return what recognises classes by their images in a store; None where names do.
+
+    Raises:
+        ConfigError: The run was not calibrated for it, or cannot tell classes apart.
+    """
+    if settings.recognise == "names":
+        return None
+    found = recognition.load(run, weights=weights_digest(trained))
+    if found is None:
+        raise ConfigError(
+            f"{run} has not learned to recognise classes by their images, or for other weights.",
+            hint=f"Let it learn from its own data: torchemo memory calibrate {run}",
+        )
+    return found.recogniser()
 
 
 def check_store(trained: Trained, store: Store) -> None:
     """Refuse a store whose gradients belong to other weights than those of the run."""
-    _check_learner(trained)
+    check_learner(trained)
     system = trained.system
     what = f"this is {system.title} at step {system.iteration}"
     weights = weights_digest(trained)
     refuse_other_weights(store, weights, what=f"{what} (weights {weights[:8]})")
 
 
-def _check_learner(trained: Trained) -> None:
+def check_learner(trained: Trained) -> None:
+    """Refuse a run whose inner steps past visits cannot join."""
     system = trained.system
     if home(system.params).type != "cpu":
         raise ConfigError(
@@ -131,11 +152,13 @@ def fit_again(
     form: PictureForm,
     store: Store,
     *,
+    recogniser: Recogniser | None = None,
     besides: Collection[str] = (),
 ) -> Returned:
     """Fit a run to classes and to their past visits in a store, but ``besides``; nothing is changed.
 
-    ``classes`` is what the learner sees of the images of each class, ``form`` their size and channels.
+    ``classes`` is what the learner sees of the images of each class, ``form`` their size and channels,
+    ``recogniser`` that of `recogniser_of`.
     """
     check_store(trained, store)
     names = checked_names(classes)
@@ -148,7 +171,7 @@ def fit_again(
         learner,
         system.params,
         support_batch(classes),
-        store.memory(learner.model.head, besides=left_out),
+        store.memory(learner.model.head, recogniser=recogniser, besides=left_out),
         names=[names] if store.settings.recognise == "names" else None,
         own_memory=system.memory,
     )
@@ -185,13 +208,21 @@ def _own_gradients(classifier: Classifier) -> Params:
 
 
 def _seen(names: tuple[str, ...], recognised: Recognised, repeated: Visit | None) -> Seen:
-    classes = zip(names, recognised.names, recognised.visits, strict=True)
+    shares = [_share(recognised, c) for c in range(len(names))]
+    classes = zip(names, recognised.names, recognised.visits, shares, strict=True)
     return Seen(
         tuple(SeenClass(*one) for one in classes),
         len(recognised.slots),
         recognised.last,
         "" if repeated is None else repeated.when,
     )
+
+
+def _share(recognised: Recognised, label: int) -> float | None:
+    """Return how probable it is that a class was there before; None where names say so."""
+    if recognised.shares is None:
+        return None
+    return float(sum(float(share[label]) for share in recognised.shares.values()))
 
 
 def _kept_names(names: tuple[str, ...], recognised: Recognised, known: set[str]) -> tuple[str, ...]:
@@ -238,9 +269,10 @@ def adapt_again(
     otherwise = fresh_index(trained, run, settings)
     with writing(remember, otherwise=otherwise) as store:
         check_store(trained, store)  # before any image is read
+        recogniser = recogniser_of(trained, run, store.settings)
         form = form_of(trained, invert=invert)
         images, bad = decoded_classes(trained, support_classes(support), form, strict=strict)
-        returned = fit_again(trained, images, form, store)
+        returned = fit_again(trained, images, form, store, recogniser=recogniser)
         return replace(returned.adapted, left_out=bad), returned.keep(store)
 
 

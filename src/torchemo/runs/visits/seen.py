@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from torchemo.memory.lifelong.shares import NAMED
+
 
 class SeenClass(NamedTuple):
     """A class at hand, and what is known of it.
@@ -10,11 +12,13 @@ class SeenClass(NamedTuple):
         name: Its name now.
         known: Its name in the store; None for a class that is new.
         visits: How often it was there before.
+        share: How probable it is that it was there before, by its images; None where names say so.
     """
 
     name: str
     known: str | None
     visits: int
+    share: float | None = None
 
 
 class Seen(NamedTuple):
@@ -51,6 +55,8 @@ class Seen(NamedTuple):
 
     @property
     def _known(self) -> str:
+        if any(one.share is not None for one in self.classes):
+            return self._probable
         old = [one for one in self.classes if one.known is not None]
         if not old:
             return "" if self.repeated else "Not seen before."
@@ -64,6 +70,28 @@ class Seen(NamedTuple):
             return said[0].upper() + said[1:] + rest
         each = (f"{one.name} {often(one.visits) if one.known else 'never'}" for one in self.classes)
         return f"Seen: {', '.join(each)}; {last}."
+
+    @property
+    def _probable(self) -> str:
+        """Say it where images alone are asked, which are never quite sure."""
+        if not self.visits:
+            return "" if self.repeated else "Not seen before, as far as images tell."
+        each = "; ".join(map(_probably, self.classes))
+        last = f" The last of these visits was on {day(self.last)}." if self.last else ""
+        past = "1 past visit counts" if self.visits == 1 else f"{self.visits} past visits count"
+        return f"By their images: {each}. {past} by these probabilities.{last}"
+
+
+def _probably(one: SeenClass) -> str:
+    share = one.share or 0.0
+    if one.known is None:
+        return (
+            f"{one.name} is probably new ({1 - share:.0%})"
+            if share < NAMED
+            else (f"{one.name} was probably seen ({share:.0%}), as which class is open")
+        )
+    called = "" if one.known == one.name else f" as {one.known}"
+    return f"{one.name} was probably seen {often(one.visits)}{called} ({share:.0%})"
 
 
 def often(times: int) -> str:

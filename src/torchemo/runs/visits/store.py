@@ -18,16 +18,14 @@ from torch import Tensor
 from torchemo.core.errors import CheckpointError, ConfigError, DataError
 from torchemo.core.types import Params
 from torchemo.memory.lifelong.memory import LifelongMemory
-from torchemo.memory.lifelong.recognise import ByClass, ByName, Recogniser
+from torchemo.memory.lifelong.recognise import ByName, Recogniser
+from torchemo.memory.lifelong.shares import COMPARED
 from torchemo.memory.lifelong.visits import PastVisit, Sight
 from torchemo.runs.storage import tensorfile
 from torchemo.runs.visits import files
 from torchemo.runs.visits.files import FolderSource, Source
 from torchemo.runs.visits.index import KINDS, LONGEST_NAME, Index, Kind, Settings, Visit
 from torchemo.runs.visits.protect import protected
-
-SPACE = "features"
-"""Space of the class means by which images are recognised."""
 
 
 class New(NamedTuple):
@@ -95,27 +93,41 @@ class Store:
                 found[name] = ClassLine(name, old.visits + 1, old.images + shots, visit.when)
         return tuple(found[name] for name in sorted(found))
 
-    def memory(self, head: tuple[str, ...], *, besides: Collection[str] = ()) -> LifelongMemory:
+    def memory(
+        self,
+        head: tuple[str, ...],
+        *,
+        recogniser: Recogniser | None = None,
+        besides: Collection[str] = (),
+    ) -> LifelongMemory:
         """Return the memory of the visits; their files are read when they are needed.
 
         Args:
             head: Names of the head tensors.
+            recogniser: What recognises classes; by default their names.
             besides: Ids of visits to leave out.
         """
-        memory = LifelongMemory(self._recogniser(), head=head)
+        memory = LifelongMemory(recogniser or ByName(), head=head)
         for visit in self.index.by_age:
             if visit.id not in besides:
                 memory.add(self._past(visit))
         return memory
 
-    def _recogniser(self) -> Recogniser:
-        if self.settings.recognise == "names":
-            return ByName()
-        return ByClass(SPACE, self.settings.threshold)
+    def compared(self, visit: Visit) -> Params:
+        """Return the class means of a visit, by which its classes are recognised again."""
+        means = files.read_tensors(self.source, visit, "means")
+        if COMPARED in means:
+            return means
+        raise ConfigError(
+            f"{self.path} has visits whose classes cannot be recognised by images: they were kept for names,"
+            " or by an earlier version.",
+            hint="Put them into a store by names: torchemo memory create NEW --of RUN, then torchemo memory"
+            f" merge NEW {self.path}",
+        )
 
     def _past(self, visit: Visit) -> PastVisit:
         by_images = self.settings.recognise == "images"
-        means = files.read_tensors(self.source, visit, "means") if by_images else {}
+        means = self.compared(visit) if by_images else {}
         values = _Later(lambda: files.read_tensors(self.source, visit, "gradients"))
         return PastVisit(visit.classes, Sight(visit.shots, means), values, visit.when)
 
@@ -232,6 +244,8 @@ class Store:
         for _, i, visit in sorted(coming, key=lambda one: (one[0], one[1])):
             if visit.id in known:
                 continue
+            if self.settings.recognise == "images":
+                others[i].compared(visit)
             for kind in KINDS:
                 data = files.read_bytes(others[i].source, visit, kind)
                 files.write_file(self.path, visit.id, kind, data)
