@@ -325,11 +325,15 @@ class ClassVisits:
 
     def draw(self, visits: list[Visit], *, seed: int, split: str, n_query: int | None) -> Episode:
         """Draw query images by task and support images by class, in an order of their own."""
-        spec = replace(self.spec, n_query=n_query or self.spec.n_query)
-        tasks = [_images(self.index, spec, visit, path=(seed, split)) for visit in visits]
-        ids = EpisodeIds(*(torch.stack(c) for c in zip(*tasks, strict=True)))
+        ids = self.ids(visits, seed=seed, split=split, n_query=n_query)
         base = base_classes(self.index, ids) if split == "train" else None
         return replace(gather(self.index, ids, stored=self.stored), base=base)
+
+    def ids(self, visits: list[Visit], *, seed: int, split: str, n_query: int | None) -> EpisodeIds:
+        """Draw the images of `draw` without fetching them."""
+        spec = replace(self.spec, n_query=n_query or self.spec.n_query)
+        tasks = [_images(self.index, spec, visit, path=(seed, split)) for visit in visits]
+        return EpisodeIds(*(torch.stack(c) for c in zip(*tasks, strict=True)))
 
 
 def _images(

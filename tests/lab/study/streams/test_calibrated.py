@@ -38,9 +38,11 @@ def test_recall_that_helps_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = own.calibrated(asked)
     assert chosen.find == "shares"
     assert set(told_of(chosen)) == {"trust", "new"}
-    scores = [float(own._score(s).mean()) for s in settings_of(replace(asked, calibrated=False))]
-    assert float(own._score(chosen).mean()) == max(scores)
-    assert max(scores) > float(own._score(Visits(Streams())).mean())
+    settings = settings_of(replace(asked, calibrated=False))
+    *scores, best, none = (
+        float(one.mean()) for one in own._scored([*settings, chosen, Visits(Streams())])
+    )
+    assert best == max(scores) > none
 
 
 def test_nothing_is_recalled_where_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.memory.lifelong.recognisers import ByMean, ByTask
+from tests.memory.lifelong.recognisers import ByClass, ByMean, ByTask
 from torchemo.config.registry import Part
 from torchemo.core.losses import cross_entropy
 from torchemo.core.rng import generator_for
 from torchemo.core.types import Batch
 from torchemo.lab.study.streams.bank import NONE
-from torchemo.lab.study.streams.game import Game
+from torchemo.lab.study.streams.game import Game, meet
 from torchemo.lab.study.streams.play import Player
 from torchemo.lab.study.streams.users import Moment
 from torchemo.lab.study.streams.visits import Streams, Visits
@@ -24,7 +24,7 @@ from torchemo.memory.controllers import CONTROLLERS, build_controller
 from torchemo.memory.lifelong.memory import LifelongMemory
 from torchemo.memory.lifelong.mixture import Mixture
 from torchemo.memory.lifelong.ratio import SameClass
-from torchemo.memory.lifelong.recognise import ByClass, ByName
+from torchemo.memory.lifelong.recognise import ByName
 from torchemo.memory.lifelong.shares import ByRatio
 from torchemo.models import MLP
 from torchemo.training.lifelong import revisit
@@ -235,3 +235,49 @@ def test_judgements_count_what_was_recognised():
             seen[b] |= set(classes)
         assert int(met.wrong.sum()) == 0
     assert all(a != NONE for a, _ in pairwise(game.bank.classes[0, :, 0].tolist()))
+
+
+@pytest.mark.parametrize("kind", [MAML, ANIL])
+def test_games_that_are_fitted_together_are_as_alone(kind):
+    learner = kind(LOOP)
+    params = learner.init(generator_for(1))
+    asked = [
+        Visits(Streams(), find=find, **more)
+        for find, more in [
+            ("nothing", {}), ("names", {}), ("names", {"k": 2}), ("task", {"broken": "labels"}),
+            ("shares", {"trust": 0.5}), ("task", {"replay": True}), ("names", {"join": "sum"}),
+        ]
+    ]  # fmt: skip
+    player = Player(learner, params, WAY, SAME)
+    together, alone = ([Game(player, [one], USERS, VISITS) for one in asked] for _ in range(2))
+    for number in range(VISITS):
+        seen = player.see(make_moment(number))
+        for (found,), game, own in zip(meet(together, seen), together, alone, strict=True):
+            assert torch.equal(found.scores, own.meet(seen)[0].scores)
+            for name, value in own.bank.values.items():
+                torch.testing.assert_close(game.bank.values[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_visits_recalled_as_one_move_tasks_as_all_of_them():
+    learner = MAML(LOOP)
+    params = learner.init(generator_for(1))
+    game = Game(Player(learner, params, WAY), [Visits(Streams(), find="names")], USERS, VISITS)
+    for number in range(4):
+        game.meet(game.player.see(make_moment(number)))
+    seen = game.player.see(make_moment(4))
+    parts = game._parts(seen, game._find(seen))
+    users, grads = seen.moment.users, {n: v[:, 0] for n, v in own_gradients(game, seen).items()}
+    one, all_of_them = (
+        game.memory.combine(grads, game.bank.recall(users, parts, own=6.0, pooled=pooled), step=1)
+        for pooled in (True, False)
+    )
+    assert game.bank.recall(users, parts, own=6.0).m == 1
+    for name, value in all_of_them.items():
+        torch.testing.assert_close(one[name], value)
+        assert not torch.equal(value, grads[name])
+
+
+def own_gradients(game, seen):
+    """Return support gradients without any recall."""
+    nothing = game.bank.recall(seen.moment.users, torch.zeros(USERS, 4, WAY, WAY), own=1.0)
+    return game.fit(seen, [nothing])[0].values

@@ -1,7 +1,7 @@
 """The memories of many users as tensors: `torchemo.memory.lifelong.memory` for all of them at once."""
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,10 @@ from torchemo.memory.lifelong.memory import LifelongMemory
 
 NONE = -1
 """Number of a class that is not known."""
+TINY = torch.finfo(torch.float32).tiny
+
+Parts: TypeAlias = Float[Tensor, "task slot way then"]
+"""How much every class at hand was each class of each visit: all or nothing, or its share."""
 
 
 @final
@@ -24,8 +28,8 @@ class Bank:
         users: How many users.
         length: Most visits of a user.
         way: Classes of a task.
-        capacity: Visits that are kept of each; None keeps all.
-        controller: What a full memory forgets.
+        head: Tensors whose rows belong to classes; these are stored with the rows first.
+        axes: How many axes of a stored value stand before its shape (`torchemo.memory.values`).
     """
 
     def __init__(
@@ -34,97 +38,121 @@ class Bank:
         length: int,
         way: int,
         *,
-        capacity: int | None = None,
-        controller: Controller | None = None,
+        head: Sequence[str] = (),
+        axes: int = 1,
     ) -> None:
-        self.slots = length if capacity is None else capacity
-        self.classes = torch.full((users, self.slots, way), NONE)
-        self.examples = torch.zeros(users, self.slots)
+        self.head, self.axes = frozenset(head), axes
         self.values: Params = {}
         self.sums: Params = {}
         self.counts = torch.zeros(users, length * way, dtype=torch.int64)
         self.truth = torch.full((users, length * way), NONE)
-        self.domain = torch.full((users, self.slots), NONE)
-        self.task = torch.full((users, self.slots), NONE)
         self.written = torch.zeros(users, dtype=torch.int64)
+        self.controller: Controller | None = None
+        self._ledgers: list[Ledger] = []
+        self._empty(users, length, way)
+
+    def _empty(self, users: int, slots: int, way: int) -> None:
+        self.slots = slots
+        self.classes = torch.full((users, slots, way), NONE)
+        self.examples = torch.zeros(users, slots)
+        self.domain = torch.full((users, slots), NONE)
+        self.task = torch.full((users, slots), NONE)
+
+    def limit(self, slots: int, controller: Controller) -> None:
+        """Keep so many visits of each user, and let a controller say which are forgotten."""
+        users, _, way = self.classes.shape
+        self._empty(users, slots, way)
         self.controller = controller
-        self._ledgers = (
-            [Ledger.empty(self.slots) for _ in range(users)] if controller is not None else []
-        )
+        self._ledgers = [Ledger.empty(slots) for _ in range(users)]
 
     def known(self, users: Tensor, space: str) -> tuple[Float[Tensor, "task known dim"], Tensor]:
         """Return the means of all classes that users know, and of how many examples they are."""
         counts = self.counts[users]
         return self.sums[space][users] / counts.clamp(min=1)[..., None], counts
 
-    def matches(self, users: Tensor, found: Int[Tensor, "task way"]) -> tuple[Tensor, Tensor]:
-        """Return which visits had which classes, and under which labels.
+    @property
+    def used(self) -> int:
+        """Number of slots that any user has filled."""
+        return min(self.slots, int(self.written.max()))
 
-        Returns:
-            ``[task, slot, way]``: whether the visit had the class, and the label it had there.
-        """
-        there = self.classes[users][:, :, :, None] == found[:, None, None, :]
-        there &= (found != NONE)[:, None, None, :]
-        return there.any(2), there.to(torch.int8).argmax(2)
+    def parts(self, users: Tensor, found: Int[Tensor, "task way"]) -> Parts:
+        """Return which class of each visit every class at hand was: one or none."""
+        there = self.classes[users, : self.used][:, :, None] == found[:, None, :, None]
+        return (there & (found != NONE)[:, None, :, None]).to(self.examples)
 
     def recall(
-        self,
-        users: Tensor,
-        matched: Tensor,
-        labels: Tensor,
-        *,
-        own: float,
-        head: Sequence[str],
-        steps_axis: int,
-        k: int | None = None,
+        self, users: Tensor, parts: Parts, *, own: float, k: int | None = None, pooled: bool = True
     ) -> Recall:
         """Recall visits, aligned to the labels of the tasks.
 
         Args:
             users: Whose memories.
-            matched: Which visits, for which classes, ``[task, slot, way]``.
-            labels: The label that each class had there.
+            parts: How much every class at hand was each class of each visit.
             own: Examples at hand.
-            head: Tensors whose rows belong to classes.
-            steps_axis: 1 if stored values have an axis of steps, else 0.
             k: Most visits, the latest.
+            pooled: Recall all visits of a task as one of as many examples, with the mean of their gradients.
+                The direction of an inner step is the same, where it is linear in them.
         """
-        used = matched.any(2)
-        m = int(used.sum(1).max()) if k is None else min(k, int(used.sum(1).max()))
+        used = parts.flatten(2).any(2)
         # Used slots first, the latest of them before all others.
-        order = torch.where(used, torch.arange(used.shape[1]), NONE)
-        slots = order.sort(1, descending=True).indices[:, :m]
-        pick = slots[..., None].expand(-1, -1, matched.shape[2])
-        matched, labels = matched.gather(1, pick), labels.gather(1, pick)
-        rows = matched * self.examples[users[:, None], slots][..., None]
-        values = self._values(users, slots, matched, labels, head, steps_axis) if m else {}
-        weights = rows.mean(2)
-        return recalled(slots, weights, values, rows, own)
+        order = torch.where(used, torch.arange(used.shape[1]), NONE).sort(1, descending=True)
+        if k is not None:
+            used &= torch.zeros_like(used).scatter(1, order.indices[:, :k], value=True)
+            parts = parts * used[..., None, None]
+        m = int(used.sum(1).max()) if used.numel() else 0
+        if m and pooled:
+            return self._pooled(users, parts, own)
+        slots = order.indices[:, :m]
+        parts = parts.gather(1, slots[..., None, None].expand(-1, -1, *parts.shape[2:]))
+        each = parts.sum(3)
+        rows = each * self.examples[users[:, None], slots][..., None]
+        within = parts / each.clamp(min=TINY)[..., None]
+        values = self._values(users, slots, within) if m else {}
+        return recalled(slots, rows.mean(2), values, rows, own)
 
-    def _values(
-        self,
-        users: Tensor,
-        slots: Tensor,
-        matched: Tensor,
-        labels: Tensor,
-        head: Sequence[str],
-        steps_axis: int,
-    ) -> Params:
-        found = {}
-        for name, kept in self.values.items():
-            if "/" in name:
-                continue  # classifiers of past visits, which are not joined to steps
-            value = kept[users[:, None], slots]
-            if name in head:
-                value = _aligned(value, labels, matched, axis=2 + steps_axis)
+    def _pooled(self, users: Tensor, parts: Parts, own: float) -> Recall:
+        tasks, used, way, _ = parts.shape
+        shares = parts * self.examples[users, :used, None, None]
+        rows = shares.sum(3)
+        weights, total = rows.mean(2), rows.sum(1)
+        mix = shares.transpose(1, 2).flatten(2) / total.clamp(min=TINY)[..., None]
+        among = weights / weights.sum(1, keepdim=True).clamp(min=TINY)
+        values: Params = {}
+        for name, kept in self._kept(users).items():
+            if name in self.head:  # [task, slot, then, ...]: one product for all visits
+                mean = mix @ kept[:, :used].flatten(1, 2).flatten(2)
+                value = mean.view(tasks, way, *kept.shape[3:]).movedim(1, 1 + self.axes)
+            else:
+                mean = among[:, None] @ kept[:, :used].flatten(2)
+                value = mean.view(tasks, *kept.shape[2:])
+            values[name] = value[:, None]
+        slots = torch.zeros(tasks, 1, dtype=torch.int64)
+        return recalled(slots, weights.sum(1, keepdim=True), values, total[:, None], own)
+
+    def _values(self, users: Tensor, slots: Tensor, within: Tensor) -> Params:
+        found, rows = {}, torch.arange(len(users))[:, None]
+        for name, kept in self._kept(users).items():
+            value = kept[rows, slots]
+            if name in self.head:
+                mixed = (within @ value.flatten(3)).view(*within.shape[:3], *value.shape[3:])
+                value = mixed.movedim(2, 2 + self.axes)
             found[name] = value
         return found
 
-    def touch(self, users: Tensor, matched: Tensor) -> None:
+    def _kept(self, users: Tensor) -> Params:
+        """Return the stored gradients of some users; classifiers of past visits are none."""
+        everyone = torch.equal(users, torch.arange(len(self.examples)))
+        return {
+            name: kept if everyone else kept[users]
+            for name, kept in self.values.items()
+            if "/" not in name
+        }
+
+    def touch(self, users: Tensor, parts: Parts) -> None:
         """Note which visits were recalled."""
         if self.controller is None:
             return
-        used = matched.any(2)
+        used = parts.flatten(2).any(2)
         for user, row in zip(users.tolist(), used, strict=True):
             ledger = self._ledgers[user]
             recalled = row.nonzero()[:, 0]
@@ -153,7 +181,8 @@ class Bank:
         self.classes[users, slots] = classes
         self.examples[users, slots] = shots.sum(1).to(self.examples)
         self.domain[users, slots], self.task[users, slots] = company
-        for name, value in values.items():
+        for name, given in values.items():
+            value = given.movedim(1 + self.axes, 1) if name in self.head else given
             if name not in self.values:
                 # Slots that are not used yet are recalled with weight zero, so they must be finite.
                 self.values[name] = value.new_zeros(*self.examples.shape, *value.shape[1:])
@@ -197,11 +226,22 @@ def recalled(slots: Tensor, weights: Tensor, values: Params, rows: Tensor, own: 
     )
 
 
-def _aligned(value: Tensor, labels: Tensor, matched: Tensor, *, axis: int) -> Tensor:
-    """Put rows of the head where the task at hand has their classes; others are zero."""
-    shape = [*labels.shape[:2], *(1,) * (value.dim() - 2)]
-    shape[axis] = labels.shape[2]
-    index = labels.view(shape).expand(
-        *value.shape[:axis], labels.shape[2], *value.shape[axis + 1 :]
+def nothing_like(recall: Recall) -> Recall:
+    """Return a recall of no visit, in the form of another one."""
+    return recall._replace(
+        weights=torch.zeros_like(recall.weights),
+        values={name: torch.zeros_like(value) for name, value in recall.values.items()},
+        active=torch.zeros_like(recall.active),
+        notes={name: torch.zeros_like(note) for name, note in (recall.notes or {}).items()},
     )
-    return value.gather(axis, index) * matched.view(shape).to(value)
+
+
+def noisy(recall: Recall, generator: torch.Generator) -> Recall:
+    """Put random numbers with the norm of each stored gradient in its place."""
+    found = {}
+    for name, value in recall.values.items():
+        noise = torch.randn(value.shape, generator=generator)
+        size = [t.flatten(3).norm(dim=3) for t in (value, noise)]
+        scale = size[0] / size[1].clamp(min=1e-12)
+        found[name] = noise * scale.view(*scale.shape, *(1,) * (value.dim() - 3))
+    return recall._replace(values=found)

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from torchemo.core.stats import mean_interval
 from torchemo.data.source import TaskSource
-from torchemo.lab.study.streams.game import Game
+from torchemo.lab.study.streams.game import Game, meet
 from torchemo.lab.study.streams.play import Player, Seen
 from torchemo.lab.study.streams.users import Users
 from torchemo.lab.study.streams.visits import Visits
 from torchemo.memory.lifelong.mixture import Mixture
+from torchemo.memory.lifelong.shares import NEW, TRUST
 
 SEED = 500
 """Validation users have the seeds of test users and this many more."""
-TRUST, NEW = (0.15, 0.25, 0.4), (1.0, 5.0)
 THRESHOLDS = {
     "task ratio": (0.0, 1.0, 2.0, 3.0, 4.0, 6.0),
     "class ratio": (4.0, 8.0, 12.0, 16.0, 20.0),
@@ -88,24 +88,27 @@ class Validation:
         settings = settings_of(asked)
         if len(settings) == 1:
             return asked
-        base = self._score(nothing)
-        gains = [self._score(setting) - base for setting in settings]
+        base, *scores = self._scored([nothing, *settings])
+        gains = [score - base for score in scores]
         best = max(range(len(gains)), key=lambda i: float(gains[i].mean()))
         interval = mean_interval(gains[best].tolist())
         return settings[best] if interval.low > 0 else nothing
 
-    def _score(self, visits: Visits) -> Tensor:
-        """Return the mean accuracy of each user over all visits."""
-        if visits not in self._scores:
-            seen = self._visits(visits)
-            game = Game(self.player, [visits], len(seen[0].moment.users), len(seen))
-            total, number = torch.zeros(2, len(seen[0].moment.users))
+    def _scored(self, kinds: Sequence[Visits]) -> list[Tensor]:
+        """Return the mean accuracy of each user over all visits, for several kinds of memory."""
+        new = [one for one in dict.fromkeys(kinds) if one not in self._scores]
+        if new:
+            seen = self._visits(new[0])
+            users = len(seen[0].moment.users)
+            games = [Game(self.player, [one], users, len(seen)) for one in new]
+            totals, number = torch.zeros(len(new), users), torch.zeros(users)
             for one in seen:
-                users = one.moment.users
-                total.index_add_(0, users, game.meet(one)[0].scores[:, -1])
-                number.index_add_(0, users, torch.ones(len(users)))
-            self._scores[visits] = total / number
-        return self._scores[visits]
+                rows = one.moment.users
+                for total, (met,) in zip(totals, meet(games, one), strict=True):
+                    total.index_add_(0, rows, met.scores[:, -1])
+                number.index_add_(0, rows, torch.ones(len(rows)))
+            self._scores |= zip(new, totals / number, strict=True)
+        return [self._scores[one] for one in kinds]
 
     def _weights(self, visits: Visits) -> tuple[tuple[float, ...], ...]:
         """Fit the weights of joined answers."""

@@ -1,4 +1,4 @@
-"""One kind of memory at play: find, recall, fit, answer, remember, for many users at once."""
+"""Kinds of memory at play: find, recall, fit, answer, remember, for many users at once."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +11,13 @@ from torch.nn.functional import normalize
 
 from torchemo.config.registry import Part
 from torchemo.core.rng import generator_for
-from torchemo.core.types import Batch, Params, Recall
-from torchemo.lab.study.streams.bank import NONE, Bank
+from torchemo.core.task_axis import join
+from torchemo.core.types import Params, Recall
+from torchemo.lab.study.streams.bank import NONE, Bank, Parts, noisy, nothing_like
 from torchemo.lab.study.streams.finders import Names, Numbers, find
 from torchemo.lab.study.streams.play import Player, Seen
-from torchemo.lab.study.streams.shares import Shares, centres_of, recall_shares, shares_of
+from torchemo.lab.study.streams.replay import Replay
+from torchemo.lab.study.streams.shares import Shares, centres_of, parts_of, shares_of
 from torchemo.lab.study.streams.visits import Visits
 from torchemo.learners.learner import Curved, Fitted, Stepwise
 from torchemo.memory.bound import BoundMemory
@@ -75,39 +77,44 @@ class Game:
     ) -> None:
         self.player, self.asked, self.every_step, self.watch = player, asked, every_step, watch
         self.visits = visits = asked[0]
-        controller = None
+        head, axes = player.learner.model.head, leading_axes(visits.content)
+        self.bank = Bank(users, length, player.way, head=head, axes=axes)
         if visits.slots is not None:
-            controller = build_controller(Part(visits.controller))
-        self.bank = Bank(users, length, player.way, capacity=visits.slots, controller=controller)
+            self.bank.limit(visits.slots, build_controller(Part(visits.controller)))
         self.numbers = Numbers(users)
-        self.memory = LifelongMemory(
-            ByName(), head=player.learner.model.head, join=visits.join, content=visits.content
-        )
-        self.past: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-        self._input_bytes = 0
+        self.memory = LifelongMemory(ByName(), head=head, join=visits.join, content=visits.content)
+        self.replay = Replay()
         self.shares: Shares | None = None
         self.at = 0
 
     def meet(self, seen: Seen) -> list[Met]:
         """Meet the visits of B users: answer their queries in all asked ways, and keep the visits."""
-        began = time.process_time()
-        self.shares = self._shares(seen)
+        return meet([self], seen)[0]
+
+    def begin(self, seen: Seen) -> "Turn":
+        """Find and recall the past visits of B users."""
+        began, self.shares = time.process_time(), self._shares(seen)
         found = self._find(seen)
-        matched, labels = self._matches(seen, found)
-        recall = self._recall(seen, matched, labels)
-        judged = self._judged(seen, found)
+        parts = self._parts(seen, found)
+        recall = None if self.visits.replay else self._recall(seen, parts)
+        return Turn(found, parts, recall, self._judged(seen, found), time.process_time() - began)
+
+    def end(self, seen: Seen, turn: "Turn", fit: "Fit", queries: Params) -> list[Met]:
+        """Answer the queries of B users in all asked ways, and keep the visits."""
+        began = time.process_time()
         if self.visits.replay:
-            answers = [self._replayed(seen)] * len(self.asked)
-            self._keep_examples(seen)
+            answers = [self.replay.outputs(seen, self.player.inner, self._outputs)] * len(
+                self.asked
+            )
+            self.replay.keep(seen)
         else:
-            fitted = self._fitted(seen, recall)
-            answers = self._answers(seen, fitted, found)
-            self._remember(seen, found, matched, fitted)
+            answers = self._answers(seen, fit.outputs, turn.found, queries)
+            self._remember(seen, turn.found, turn.parts, fit.values)
         self.at += 1
-        seconds = (time.process_time() - began) / len(found)
+        seconds = turn.seconds + fit.seconds + time.process_time() - began
         y = seen.moment.query.y
         scores = [torch.stack([_scores(out, y) for out in outputs], 1) for outputs in answers]
-        return [Met(one, *judged, seconds, self.bytes) for one in scores]
+        return [Met(one, *turn.judged, seconds / len(y), self.bytes) for one in scores]
 
     # -- find and recall ---------------------------------------------------------------------------
 
@@ -153,20 +160,21 @@ class Game:
         # Still probabilities, but each is that of another class.
         return shares.roll(1, 1) if shares is not None and visits.broken == "labels" else shares
 
-    def _matches(self, seen: Seen, found: Names) -> tuple[Bool[Tensor, "task slot way"], Tensor]:
+    def _parts(self, seen: Seen, found: Names) -> Parts:
+        """Return how much every class at hand was each class of each visit that is recalled."""
         users = seen.moment.users
+        if self.shares is not None:
+            return parts_of(self.bank, users, self.shares)
         if self.visits.finder != "random":
-            matched, labels = self.bank.matches(users, found)
+            parts = self.bank.parts(users, found)
             # Labels are still all different, but each is that of another class.
-            return matched, labels.roll(1, 2) if self.visits.broken == "labels" else labels
+            return parts.roll(1, 2) if self.visits.broken == "labels" else parts
         filled = self._strangers(seen)
         generator = generator_for(self.at, "random visits")
         order = torch.rand(filled.shape, generator=generator).masked_fill(~filled, 2.0).argsort(1)
         place = order.argsort(1)
         chosen = filled & (place < seen.moment.visit.clamp(min=0)[:, None])
-        way = found.shape[1]
-        everywhere = torch.arange(way).expand(*chosen.shape, way)
-        return chosen[..., None].expand_as(everywhere), everywhere
+        return chosen[:, : self.bank.used, None, None] * torch.eye(found.shape[1])
 
     def _strangers(self, seen: Seen) -> Bool[Tensor, "task slot"]:
         """Return which visits may be recalled in the place of those of the task itself."""
@@ -177,74 +185,52 @@ class Game:
         others = bank.task[moment.users] != moment.task[:, None]
         return filled & others & (alike if self.visits.find == "same domain" else ~alike)
 
-    def _recall(self, seen: Seen, matched: Tensor, labels: Tensor) -> Recall:
-        users, head = seen.moment.users, self.memory.head
+    @property
+    def pooled(self) -> bool:
+        """Whether the visits of a task may be recalled as one: the direction is linear in their gradients."""
+        visits = self.visits
+        plain = visits.content == "per_step" and visits.join == "mean"
+        return plain and visits.broken != "contents"
+
+    def _recall(self, seen: Seen, parts: Parts) -> Recall:
         own = float(seen.look.shots.sum(1)[0]) if self.visits.own else 0.0
-        axis = leading_axes(self.visits.content)
-        if self.shares is not None:
-            recall = recall_shares(
-                self.bank, users, self.shares, own=own, head=head, steps_axis=axis
-            )
-        else:
-            recall = self.bank.recall(
-                users, matched, labels, own=own, head=head, steps_axis=axis, k=self.visits.k
-            )
+        recall = self.bank.recall(
+            seen.moment.users, parts, own=own, k=self.visits.k, pooled=self.pooled
+        )
         if self.visits.broken == "contents":
-            recall = recall._replace(values=_noise(recall.values, self.at))
+            recall = noisy(recall, generator_for(self.at, "random contents"))
         return recall
 
     # -- fit and answer ----------------------------------------------------------------------------
 
-    def _fitted(self, seen: Seen, recall: Recall) -> Fitted:
-        learner = self.player.inner
+    @property
+    def company(self) -> tuple[object, ...]:
+        """What games have in common that are fitted together: the form of recall, and what is made of it."""
+        v = self.visits
+        alone = self if v.replay or v.find == "likelihood" else None
+        return v.content, v.join, v.first, self.pooled, self.every_step, alone
+
+    def fit(self, seen: Seen, recalls: Sequence[Recall]) -> "list[Fit]":
+        """Fit B tasks under each of several recalls."""
+        began, count = time.process_time(), len(recalls)
+        known = next((recall for recall in recalls if recall.m), None)
+        # Before anything is known all memories are alike.
+        if known is not None:
+            seen = seen.rows(torch.arange(len(seen.query)).repeat(count))
+        memory = None
+        if known is not None:
+            whole = join([recall if recall.m else nothing_like(known) for recall in recalls])
+            memory = BoundMemory(_Joined(self.memory, self.visits.first), whole)
         with torch.no_grad():
-            if recall.m == 0:
-                return learner.fit(seen.start, seen.support, graph=False)
-            joined = _Joined(self.memory, self.visits.first)
-            return learner.fit(
-                seen.start, seen.support, memory=BoundMemory(joined, recall), graph=False
-            )
-
-    def _replayed(self, seen: Seen) -> list[Tensor]:
-        """Fit to the examples of all visits of each task, tasks with as many visits at a time."""
-        learner = self.player.inner
-        found: dict[int, list[Tensor]] = {}
-        counts = [len(self._examples(seen, b)) for b in range(len(seen.moment.users))]
-        for count in sorted(set(counts)):
-            rows = [b for b, n in enumerate(counts) if n == count]
-            start = seen.start._replace(theta={n: t[rows] for n, t in seen.start.theta.items()})
-            if seen.start.rates is not None:
-                rates = {n: t[rows] for n, t in seen.start.rates.items()}
-                start = start._replace(rates=rates)
-            with torch.no_grad():
-                fitted = learner.fit(start, self._pooled(seen, rows), graph=False)
-                outputs = self._outputs(fitted, seen.query[rows])
-            found |= {b: [out[i] for out in outputs] for i, b in enumerate(rows)}
-        return [
-            torch.stack(column) for column in zip(*(found[b] for b in sorted(found)), strict=True)
-        ]
-
-    def _examples(self, seen: Seen, b: int) -> list[tuple[Tensor, Tensor]]:
-        key = int(seen.moment.users[b]), int(seen.moment.task[b])
-        return self.past.get(key, []) if key[1] >= 0 else []
-
-    def _pooled(self, seen: Seen, rows: list[int]) -> Batch:
-        xs, ys = [], []
-        for b in rows:
-            past, classes = self._examples(seen, b), seen.moment.classes[b]
-            x, y = seen.support.x[b], seen.support.y[b]
-            xs.append(torch.cat([x, *(old for old, _ in past)]))
-            ys.append(torch.cat([y, *(_labels(old, classes, y) for _, old in past)]))
-        return Batch(torch.stack(xs), torch.stack(ys))
-
-    def _keep_examples(self, seen: Seen) -> None:
-        moment = seen.moment
-        x = moment.support.x[0]  # images have a byte for each number, other inputs four
-        self._input_bytes = x.numel() * (1 if x.dim() == 4 else 4)
-        for b, key in enumerate(zip(moment.users.tolist(), moment.task.tolist(), strict=True)):
-            y = seen.support.y[b]
-            named = y if y.is_floating_point() else moment.classes[b][y]
-            self.past.setdefault(key, []).append((seen.support.x[b], named))
+            fitted = self.player.inner.fit(seen.start, seen.support, memory=memory, graph=False)
+            outputs = self._outputs(fitted, seen.query)
+        values = self._values(seen, fitted)
+        each = (time.process_time() - began) / count
+        if known is None:
+            return [Fit(outputs, values, each)] * count
+        parted = zip(*(out.chunk(count) for out in outputs), strict=True)
+        kept = [{n: v.chunk(count)[i] for n, v in values.items()} for i in range(count)]
+        return [Fit(list(out), one, each) for out, one in zip(parted, kept, strict=True)]
 
     def _outputs(self, fitted: Fitted, query: Tensor) -> list[Tensor]:
         learner = self.player.inner
@@ -254,11 +240,12 @@ class Game:
             return learner.predict_path(fitted, query, steps=range(len(fitted.path)))
         return [learner.predict(fitted, query)]
 
-    def _answers(self, seen: Seen, fitted: Fitted, found: Names) -> list[list[Tensor]]:
+    def _answers(
+        self, seen: Seen, adapted: list[Tensor], found: Names, queries: Params
+    ) -> list[list[Tensor]]:
         """Answer the queries in each of the ways that are asked for."""
         with torch.no_grad():
-            adapted = self._outputs(fitted, seen.query)
-            means, examples = self._means(seen, found)
+            means, examples = self._means(seen, found, queries if self.asks_means else {})
         parts = [adapted[-1].log_softmax(2), *means]
         if self.watch is not None:
             self.watch(parts, examples, seen.moment.query.y)
@@ -275,15 +262,16 @@ class Game:
         return found_answers
 
     @property
-    def _asks_means(self) -> bool:
+    def asks_means(self) -> bool:
+        """Whether class means have a part in an answer."""
         return self.watch is not None or any(one.answer != "adapted" for one in self.asked)
 
-    def _means(self, seen: Seen, found: Names) -> tuple[list[Tensor], Tensor]:
+    def _means(self, seen: Seen, found: Names, spaces: Params) -> tuple[list[Tensor], Tensor]:
         """Return cosines to class means in every space, and how many examples a class has."""
         answers, counts = [], seen.look.shots
-        for space, queries in seen.queries.items() if self._asks_means else ():
+        for space, queries in spaces.items():
             centres, counts = self._centres(seen, found, space)
-            answers.append(normalize(queries, dim=2) @ normalize(centres, dim=2).mT)
+            answers.append(queries @ normalize(centres, dim=2).mT)
         return answers, counts.to(torch.float32).mean(1)
 
     def _centres(self, seen: Seen, found: Names, space: str) -> tuple[Tensor, Tensor]:
@@ -300,36 +288,39 @@ class Game:
 
     # -- remember ----------------------------------------------------------------------------------
 
-    def _remember(self, seen: Seen, found: Names, matched: Tensor, fitted: Fitted) -> None:
+    def _remember(self, seen: Seen, found: Names, parts: Parts, values: Params) -> None:
         moment = seen.moment
         named = self.numbers.named(moment, found, by_task=self.by_task, at=self.at)
-        self.bank.touch(moment.users, matched)
+        self.bank.touch(moment.users, parts)
         self.bank.write(
             moment.users,
             named,
             moment.classes,
             seen.look.shots,
             means=seen.look.means if self._keeps_means else {},
-            values=self._values(seen, fitted),
+            values=values if self._keeps_values else {},
             company=(moment.domain, moment.task),
         )
 
     @property
     def _keeps_means(self) -> bool:
-        return self.by_task is None or self._asks_means
+        return self.by_task is None or self.asks_means
 
     @property
     def bytes(self) -> int:
         """Bytes that a visit takes: gradients and class means, or the inputs themselves."""
         if self.visits.replay:
-            return self._input_bytes
+            return self.replay.bytes
         kept = [v[0, 0].numel() for n, v in self.bank.values.items() if "/" not in n]
         means = [self.player.way * v.shape[2] for v in self.bank.sums.values()]
         return 4 * sum(kept + means)
 
+    @property
+    def _keeps_values(self) -> bool:
+        answered = any(one.answer != "means" for one in self.asked)
+        return self.visits.find != "nothing" and answered
+
     def _values(self, seen: Seen, fitted: Fitted) -> Params:
-        if self.visits.find == "nothing" or all(one.answer == "means" for one in self.asked):
-            return {}
         learner = self.player.inner
         if self.visits.content == "gauss_newton" and isinstance(learner, Curved):
             return learner.followed(fitted, seen.support, rates=seen.start.rates)
@@ -351,6 +342,39 @@ class Game:
         return known.sum(1), right.sum(1), (found != NONE).sum(1) - right.sum(1)
 
 
+class Turn(NamedTuple):
+    """What a game has found out before tasks are fitted."""
+
+    found: Names
+    parts: Parts
+    recall: Recall | None
+    judged: tuple[Tensor, Tensor, Tensor]
+    seconds: float
+
+
+class Fit(NamedTuple):
+    """Tasks that were fitted: answers after the inner steps that are scored, and what may be kept."""
+
+    outputs: list[Tensor]
+    values: Params
+    seconds: float
+
+
+def meet(games: Sequence[Game], seen: Seen) -> list[list[Met]]:
+    """Let several memories meet the same visits; those with recalls of one form are fitted together."""
+    turns = [game.begin(seen) for game in games]
+    companies: dict[tuple[object, ...], list[int]] = {}
+    for i, game in enumerate(games):
+        companies.setdefault(game.company, []).append(i)
+    fits: dict[int, Fit] = {}
+    for company in companies.values():
+        recalls = [recall for i in company if (recall := turns[i].recall) is not None]
+        found = games[company[0]].fit(seen, recalls) if recalls else [Fit([], {}, 0.0)]
+        fits |= zip(company, found, strict=True)
+    queries = seen.queries() if any(game.asks_means for game in games) else {}
+    return [game.end(seen, turns[i], fits[i], queries) for i, game in enumerate(games)]
+
+
 class _Joined(NamedTuple):
     """A memory that joins the first inner steps alone, if it keeps first gradients alone."""
 
@@ -368,25 +392,6 @@ class _Joined(NamedTuple):
     def opening(self, recall: Recall) -> Params | None:
         """Return None: there is no step before the first support gradient."""
         return None
-
-
-def _labels(old: Tensor, classes: Tensor, y: Tensor) -> Tensor:
-    """Return the labels that classes of an earlier visit have now; functions have targets instead."""
-    if y.is_floating_point():
-        return old
-    return (old[:, None] == classes).to(y.dtype).argmax(1)
-
-
-def _noise(values: Params, at: int) -> Params:
-    """Return random numbers with the norm of each stored gradient."""
-    generator = generator_for(at, "random contents")
-    found = {}
-    for name, value in values.items():
-        noise = torch.randn(value.shape, generator=generator)
-        size = [t.flatten(3).norm(dim=3) for t in (value, noise)]
-        scale = size[0] / size[1].clamp(min=1e-12)
-        found[name] = noise * scale.view(*scale.shape, *(1,) * (value.dim() - 3))
-    return found
 
 
 def _scores(out: Tensor, y: Tensor) -> Float[Tensor, " task"]:

@@ -1,12 +1,14 @@
 """A trained learner that meets the visits of many users."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from functools import cached_property
+from typing import NamedTuple, cast, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
 from torchemo.core.tree import expand, select
 from torchemo.core.types import Batch, Episode, Params, Start
@@ -28,7 +30,8 @@ class Seen(NamedTuple):
         support: Support sets, features where the learner adapts nothing but its head.
         query: Query inputs of the same kind.
         look: What is seen before recognition.
-        queries: Queries in the spaces of class means.
+        input_numbers: How many numbers a support set has, before the learner makes features of it.
+        queries: Queries in the spaces of class means, as unit vectors.
     """
 
     moment: Moment
@@ -36,7 +39,28 @@ class Seen(NamedTuple):
     support: Batch
     query: Tensor
     look: Look
-    queries: Params
+    input_numbers: int
+    queries: Callable[[], Params]
+
+    def rows(self, chosen: Tensor) -> "Seen":
+        """Return what is fitted of some tasks, any of them several times."""
+        start, support = self.start, self.support
+        rates = None if start.rates is None else _rows(start.rates, chosen)
+        return self._replace(
+            start=start._replace(theta=_rows(start.theta, chosen), rates=rates),
+            support=Batch(support.x[chosen], support.y[chosen]),
+            query=self.query[chosen],
+        )
+
+
+def _rows(values: Params, chosen: Tensor) -> Params:
+    """Choose tasks; what all of them share they go on sharing."""
+    return {
+        name: value[:1].expand(len(chosen), *value.shape[1:])
+        if value.stride(0) == 0
+        else value[chosen]
+        for name, value in values.items()
+    }
 
 
 @final
@@ -49,12 +73,14 @@ class Player:
         params: Its meta-parameters.
         way: Classes of a task; 1 for functions.
         same: What tells classes apart, where ratios are asked for.
+        table: Inputs of all images, where tasks are drawn as ids of images.
     """
 
     learner: Learner
     params: Params
     way: int
     same: SameClass | None = None
+    table: Tensor | None = None
     headed: Learner | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,31 +94,61 @@ class Player:
 
     def see(self, moment: Moment) -> Seen:
         """Compute what all memories share."""
-        episode = Episode(moment.support, moment.query)
-        start, _ = begun(self.learner, self.params, episode, memory=None)
-        support, query = moment.support, moment.query.x
-        spaces, queries = {}, {}
-        if not moment.query.y.is_floating_point():
-            spaces["features"], queries["features"] = self._features(start, support.x, query)
-            if self.headed is not None:
-                support, query = Batch(spaces["features"], support.y), queries["features"]
-            if moment.support.x.dim() == 3:
-                spaces["inputs"], queries["inputs"] = moment.support.x, moment.query.x
-        look = self._look(moment, support, spaces)
-        return Seen(moment, start, support, query, look, queries)
+        inputs, y = self._inputs(moment), moment.support.y
+        whole = Batch(inputs[0], y)
+        start, _ = begun(self.learner, self.params, Episode(whole, whole), memory=None)
+        numbers = inputs[0][0].numel()
+        if y.is_floating_point():
+            look = self._look(moment, whole, {})
+            return Seen(moment, start, whole, inputs[1], look, numbers, dict[str, Tensor])
+        features = self._features(start, inputs, moment)
+        spaces = {"features": features[0]}
+        if inputs[0].dim() == 3:
+            spaces["inputs"] = inputs[0]
 
-    def _features(self, start: Start, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        def queries() -> Params:
+            units = {"features": normalize(features[1], dim=2)}
+            return units | ({"inputs": self._units(moment)} if "inputs" in spaces else {})
+
+        support, query = inputs if self.headed is None else features
+        look = self._look(moment, Batch(support, y), spaces)
+        return Seen(moment, start, Batch(support, y), query, look, numbers, queries)
+
+    @property
+    def _looks_up(self) -> bool:
+        """Whether features are known before: every image has its own, and inner steps do not change them."""
+        return self.table is not None and self.headed is not None and not self.learner.model.norm
+
+    def _inputs(self, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return the inputs of support sets and queries, which stay ids where their features are known."""
+        support, query = moment.support.x, moment.query.x
+        if self.table is None or support.dim() != 2:
+            return support, query
+        return self.table[support], query if self._looks_up else self.table[query]
+
+    def _units(self, moment: Moment) -> Tensor:
+        x = moment.query.x
+        return normalize(x, dim=2) if self.table is None or x.dim() != 2 else self._unit_table[x]
+
+    @cached_property
+    def _unit_table(self) -> Tensor:
+        return normalize(cast(Tensor, self.table), dim=1)
+
+    @cached_property
+    def _feature_table(self) -> Tensor:
+        """Return the learner's features of all images: one product for all."""
+        theta = expand(select(self.params, network_names(self.params)), 1)
+        with torch.no_grad():
+            return self.learner.model.features(theta, cast(Tensor, self.table)[None])[0]
+
+    def _features(
+        self, start: Start, inputs: tuple[Tensor, Tensor], moment: Moment
+    ) -> tuple[Tensor, Tensor]:
         """Return the features of support sets and queries before the first inner step."""
-        model, names = self.learner.model, network_names(self.params)
-        if support.dim() == 3 and not model.norm:
-            # Every example by itself, and all tasks have the same parameters: one product for all.
-            theta = expand(select(self.params, names), 1)
-            both = torch.cat([support, query], 1)
-            with torch.no_grad():
-                flat = model.features(theta, both.flatten(0, 1)[None])[0]
-            found = flat.view(*both.shape[:2], -1)
-            return found[:, : support.shape[1]], found[:, support.shape[1] :]
-        theta = select(start.theta, names)
+        if self._looks_up and moment.query.x.dim() == 2:
+            return self._feature_table[moment.support.x], self._feature_table[moment.query.x]
+        model, (support, query) = self.learner.model, inputs
+        theta = select(start.theta, network_names(self.params))
         network, own = alone(model, theta, support, step=0)
         return model.at(0, stored=True).features(theta, support), network.features(own, query)
 

@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 
 from torchemo.core.errors import ConfigError
-from torchemo.core.rng import generator_for
-from torchemo.core.tree import expand, select
 from torchemo.data.source import PictureTasks
 from torchemo.data.streams import ONCE
 from torchemo.lab.study.streams.calibrated import Validation, told_of
-from torchemo.lab.study.streams.game import Game, Met
+from torchemo.lab.study.streams.game import Game, Met, meet
 from torchemo.lab.study.streams.play import Player
 from torchemo.lab.study.streams.users import Moment, Users
 from torchemo.lab.study.streams.visits import Asked, Streams, Visits
 from torchemo.learners.hosting import remembered_by
-from torchemo.learners.learner import network_names
 from torchemo.memory.lifelong.ratio import SameClass
 from torchemo.runs.load import Opened
+from torchemo.runs.visits.recognition import learned
 
 GROUP_BYTES = 600_000_000
 """What the memories of users that are played at once may take."""
-LEARNED_FROM = 20
-"""Images of each training class from which is learned what tells classes apart."""
+_SAME: dict[str, SameClass] = {}
+"""What tells classes apart, by the data."""
 
 
 def score_streams(opened: Opened, asked: Sequence[Asked]) -> list[dict[str, Any]]:
@@ -44,25 +42,27 @@ def _scored(opened: Opened, streams: Streams, asked: Sequence[Asked]) -> list[di
     player = _player(opened, any(visits.needs_ratio for visits, _ in kinds))
     played = _calibrated(player, opened, [visits for visits, _ in kinds])
     logs: dict[tuple[Visits, bool], list[_Log]] = {kind: [] for kind in kinds}
-    size = _group(player, users, [visits.content for visits, _ in kinds])
+    size = _group(player, users, [alike[0][0] for alike in _sharing(kinds, played)])
     for first in range(0, streams.users, size):
         group = range(first, min(first + size, streams.users))
-        moments = users.moments(group)
-        seen = [player.see(moment) for moment in moments]
-        # One kind after the other: the memory of one is there at a time.
-        for alike in _sharing(kinds, played):
-            game = Game(
-                player,
-                [played[visits] for visits, _ in alike],
-                len(group),
-                len(moments),
-                every_step=alike[0][1],
-            )
-            for one in seen:
-                for kind, met in zip(alike, game.meet(one), strict=True):
-                    logs[kind].append(_Log(one.moment.without_examples(), first, met))
+        together, length = _sharing(kinds, played), users.length(group)
+        games = [
+            Game(player, [played[v] for v, _ in alike], len(group), length, every_step=alike[0][1])
+            for alike in together
+        ]
+        for moment in users.moments(group):
+            seen, told = player.see(moment), moment.without_examples()
+            for alike, found in zip(together, meet(games, seen), strict=True):
+                for kind, met in zip(alike, found, strict=True):
+                    logs[kind].append(_Log(told, first, met))
+    about = {
+        "method": opened.system.title,
+        "data": opened.source.fingerprint,
+        "domains": list(opened.source.domains),
+        "metric": "mse" if opened.source.shape.kind == "regression" else "accuracy",
+    }
     return [
-        _record(opened, streams, one, logs[one.visits, one.report == "steps"], played[one.visits])
+        _record(about, streams, one, logs[one.visits, one.report == "steps"], played[one.visits])
         for one in asked
     ]
 
@@ -96,41 +96,40 @@ def _player(opened: Opened, ratio: bool) -> Player:
     system, shape = opened.system, opened.source.shape
     way = shape.n_way or 1
     same = _same_class(opened) if ratio else None
-    return Player(system.learner, system.params, way, same)
+    return Player(system.learner, system.params, way, same, _table(opened))
+
+
+def _table(opened: Opened) -> Tensor | None:
+    """Return the features of all images, where a pretrained network made them."""
+    source = opened.source
+    if not isinstance(source, PictureTasks) or not source.index.holds_features:
+        return None
+    return torch.from_numpy(source.index.images[:]).float()
 
 
 def _same_class(opened: Opened) -> SameClass:
-    """Learn from the training classes what tells classes apart, in the space where they are compared."""
-    if not isinstance(opened.source, PictureTasks):
+    """Learn what tells classes apart; where features are given, runs on the same data share it."""
+    source, system = opened.source, opened.system
+    if not isinstance(source, PictureTasks):
         raise ConfigError("tasks without classes are not recognised by likelihood ratios.")
-    index = opened.source.index
-    ids, y = [], []
-    for number, c in enumerate(index.classes(split="train").tolist()):
-        order = torch.randperm(int(index.counts[c]), generator=generator_for(0, "same class", c))
-        places = order[:LEARNED_FROM].numpy() + int(index.starts[c])
-        ids.append(torch.from_numpy(index.order[places]))
-        y.append(torch.full((len(places),), number))
-    rows = index.images[torch.cat(ids).numpy()]
-    x = torch.from_numpy(rows).float()
-    if not index.holds_features:
-        learner, params = opened.system.learner, opened.system.params
-        theta = expand(select(params, network_names(params)), 1)
-        with torch.no_grad():
-            x = learner.model.at(0, stored=True).features(theta, (x / 255)[None])[0]
-    return SameClass.learned(x, torch.cat(y))
+    if not source.index.holds_features:
+        return learned(source, system.learner, system.params)
+    if source.fingerprint not in _SAME:
+        _SAME[source.fingerprint] = learned(source, system.learner, system.params)
+    return _SAME[source.fingerprint]
 
 
-def _group(player: Player, users: Users, contents: Sequence[str]) -> int:
+def _group(player: Player, users: Users, kinds: Sequence[Visits]) -> int:
     """Return how many users are played at once."""
     numbers = sum(s.numel() for s in remembered_by(player.learner, "per_step").values())
-    shape = users.source.shape
-    steps = getattr(player.learner, "steps", 1)
+    shape, steps = users.source.shape, getattr(player.learner, "steps", 1)
     factors = {"secant": 3 * steps, "gauss_newton": 2 + shape.support * shape.n_out}
-    steps = max(factors.get(content, steps) for content in contents)
+    kept = [one for one in kinds if one.find != "nothing" and not one.replay]
+    numbers *= sum(factors.get(one.content, steps) for one in kept)
+    numbers += torch.Size(shape.x).numel() * player.way  # of replay
     s = users.streams
     length = s.length or int(s.pool * s.visits / max(1e-3, 1 - s.once) * 1.3)
-    inputs = torch.Size(users.source.shape.x).numel() * (s.n_query + 1) * player.way
-    return max(1, min(100, GROUP_BYTES // (4 * length * (numbers * steps + inputs))))
+    return max(1, min(100, GROUP_BYTES // (4 * length * numbers)))
 
 
 # -- records -------------------------------------------------------------------------------------------
@@ -143,9 +142,8 @@ class _Log(NamedTuple):
 
 
 def _record(
-    opened: Opened, streams: Streams, asked: Asked, log: Sequence[_Log], played: Visits
+    about: Mapping[str, Any], streams: Streams, asked: Asked, log: Sequence[_Log], played: Visits
 ) -> dict[str, Any]:
-    source = opened.source
     if not all(bool(one.met.scores.isfinite().all()) for one in log):
         return {"diverged": "a score is not finite"}
     if asked.report == "once":
@@ -155,10 +153,7 @@ def _record(
     else:
         domain, scores, noted = _by_visit(streams, log, asked.report == "steps")
     return {
-        "method": opened.system.title,
-        "data": source.fingerprint,
-        "domains": list(source.domains),
-        "metric": "mse" if source.shape.kind == "regression" else "accuracy",
+        **about,
         "domain": domain.tolist(),
         "per_task": [[round(float(v), 7) for v in row] for row in scores],
         "visits": {
