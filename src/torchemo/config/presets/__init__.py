@@ -89,11 +89,8 @@ def preset(
         *(["pretrained", f"pretrained-{memory}"] if pretrained else []),
         *(["5-shot"] if n_shot >= 5 else []),
     }
-    # Options of the inner loop belong to the learner, or to the one underneath.
-    place = ("learner", "base") if learner in WRAPPERS else ("learner",)
-    looped = layers[0].get("inner_loop", True)
-    plain = _summed(layers, holding, inner=place if looped else None)
-    plain = merged(plain, {"data": {"n_shot": n_shot}})
+    inner = _inner_place(learner) if layers[0].get("inner_loop", True) else None
+    plain = merged(_summed(layers, holding, inner=inner), {"data": {"n_shot": n_shot}})
     return from_dict(plain, RunConfig, where=f"preset '{name}'")
 
 
@@ -133,6 +130,11 @@ def parts_of(name: str) -> tuple[str, str | None]:
         if bare.endswith(f"-{memory}"):
             return bare.removesuffix(f"-{memory}"), memory
     return bare, None
+
+
+def _inner_place(learner: str) -> tuple[str, ...]:
+    """Return where options of the inner loop belong: to the learner, or to the one underneath."""
+    return ("learner", "base") if learner in WRAPPERS else ("learner",)
 
 
 def _summed(
