@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchemo.core.errors import DataError
+from torchemo.lab.study.catalogue import ENTRIES
 from torchemo.lab.study.pages.cost import compared
 from torchemo.lab.study.pages.table import Table
 from torchemo.lab.study.pages.tables import (
@@ -63,10 +64,16 @@ def with_tables(page: str, records: Path) -> str:
         note = f"[{path.name}](../{records.name}/{path.name})"
         if path not in told:
             told.add(path)
-            note += f": `{result['command']}`"
+            note += f": `{result['command']}`" + "".join(f" ({how})" for how in answered(result))
         return "\n".join([place["begin"], *grid(found), "", note, "", place["end"]])
 
     return _PLACE.sub(table, page)
+
+
+def answered(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say how queries are answered where it matters: networks of images may normalise all of them at once."""
+    images = result["tasks"] == "images" and result["entry"] in ENTRIES
+    return (ENTRIES[result["entry"]].statistics,) if images else ()
 
 
 def _table(result: Mapping[str, Any], kind: str, patterns: Sequence[str]) -> Table:

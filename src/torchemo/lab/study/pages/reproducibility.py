@@ -8,6 +8,7 @@ from typing import Any
 from torchemo.core.errors import DataError
 from torchemo.lab.study.catalogue import ENTRIES
 from torchemo.lab.study.entry import LIFELONG
+from torchemo.lab.study.pages.inserts import answered
 from torchemo.lab.study.pages.table import Table
 from torchemo.lab.study.pages.tables import grid
 from torchemo.lab.study.paper.claims import (
@@ -32,7 +33,8 @@ this page from the files in `{folder}/`; do not edit it.
 
 A record holds every cell with its rates, seeds, runs and controls. The scores of every test task
 lie beside it (`.npz`). The commands are in the last table. Differences are points of accuracy
-(higher is better) or mean squared error (lower is better).
+(higher is better) or mean squared error (lower is better). On images, all queries of a task are
+answered together (*transductive*, the habit of MAML's papers) or each by itself (*inductive*).
 
 Variants of EMO:
 
@@ -135,7 +137,8 @@ def _counted(found: Sequence[Finding]) -> str:
 
 def _about(result: Mapping[str, Any]) -> tuple[str, str, str]:
     seeds = ", ".join(map(str, result["seeds"]))
-    return f"{_data(result)}, {result['scale']}", seeds, f"`{result['command']}`"
+    about = ", ".join((_data(result), result["scale"], *answered(result)))
+    return about, seeds, f"`{result['command']}`"
 
 
 def _data(result: Mapping[str, Any]) -> str:
