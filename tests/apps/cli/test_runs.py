@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -80,6 +82,38 @@ def test_training_for_machines_is_one_json_object_per_line(torchemo, tmp_path):
     assert lines[-1]["event"] == "end"
     assert lines[-1]["ended"] == "finished"
     assert lines[0]["memory_bytes"] == 0
+
+
+def test_the_numbers_of_a_training_go_to_the_logs_that_are_asked_for(
+    torchemo, tmp_path, monkeypatch
+):
+    drawn, sent = [], []
+
+    class SummaryWriter:
+        def __init__(self, log_dir):
+            drawn.append(log_dir)
+
+        def add_scalar(self, name, value, global_step):
+            drawn.append((name, global_step))
+
+        flush = close = lambda self: None
+
+    run = types.SimpleNamespace(
+        log=lambda numbers, step: sent.append((step, numbers)), finish=lambda: None
+    )
+    wandb = types.SimpleNamespace(init=lambda project, name: sent.append((project, name)) or run)
+    board = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    out = tmp_path / "run"
+    found = torchemo(
+        "train", "--out", out, "--preset", "maml", "--log", "tensorboard", "wandb", *POINTS
+    )
+    assert found.code == 0, found.err
+    assert (drawn[0], sent[0]) == (str(out / "tensorboard"), ("torchemo", "run"))
+    steps = [step for name, step in drawn[1:] if name == "step/loss"]
+    assert steps == [step for step, numbers in sent[1:] if "step/loss" in numbers]
+    assert len(steps) == 6
 
 
 @pytest.mark.parametrize(
