@@ -46,6 +46,20 @@ def test_the_command_stands_under_the_first_table_of_its_record_alone(records):
     assert found.index("`the command`") < found.index("| mixed |")
 
 
+@pytest.mark.parametrize(
+    ("entry", "tasks", "said"),
+    [
+        ("T1", "images", "`c` (transductive)\n"),
+        ("P1", "images", "`c` (inductive)\n"),
+        ("T1", "regression", "`c`\n"),
+    ],
+)
+def test_tables_of_images_say_how_queries_are_answered(tmp_path, entry, tasks, said):
+    rows = [a_contrast("offsets", "maml-offsets", "maml", low=0.01, high=0.03)]
+    write_record(tmp_path, rows, scale="cpu", tasks=tasks, command="c", entry=entry)
+    assert said in with_tables(page(record=f"{entry}-cpu-{tasks}"), tmp_path)
+
+
 def test_making_tables_anew_changes_nothing(records):
     once = with_tables(page(rows="*"), records)
     assert with_tables(once, records) == once
