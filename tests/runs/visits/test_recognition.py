@@ -16,6 +16,7 @@ from torchemo.data.index import ClassIndex
 from torchemo.data.source import PictureTasks
 from torchemo.memory.lifelong.ratio import SameClass
 from torchemo.memory.lifelong.shares import COMPARED, NEW, TRUST, ByRatio
+from torchemo.runs.experiment import build_trainer
 from torchemo.runs.load import Opened
 from torchemo.runs.visits import recognition
 from torchemo.runs.visits.index import Settings
@@ -25,7 +26,9 @@ from torchemo.runs.visits.store import reading, writing
 
 PAIR = ("blue", "red")
 HEAD_ALONE = replace(
-    CONFIG, learner=Part("anil", {"steps": 5, "shared_row": True, "inner_lr": 0.5})
+    CONFIG,
+    learner=Part("anil", {"steps": 3, "shared_row": True, "inner_lr": 0.5}),
+    model=Part("mlp", {"hidden": [16]}),
 )
 IMAGES = Settings(recognise="images")
 
@@ -151,23 +154,23 @@ def test_noise_is_added_to_what_is_compared(run, store, same):
 
 
 def tasks(apart):
-    """Return tasks of colours, which differ from image to image; all classes have one if not apart."""
+    """Return tasks of points around the middle of their class; one middle serves all if not apart."""
     g = torch.Generator().manual_seed(3)
-    colours = torch.rand(12, 3, 1, 1, generator=g) if apart else torch.full((12, 3, 1, 1), 0.5)
-    x = colours.repeat_interleave(20, 0) + 0.1 * torch.randn(240, 3, 1, 1, generator=g)
-    x = x + 0.05 * torch.randn(240, 3, 16, 16, generator=g)
-    pixels = (255 * x.clamp(0, 1)).byte().numpy()
+    middles = torch.randn(12, 8, generator=g) if apart else torch.ones(12, 8)
+    x = middles.repeat_interleave(20, 0) + 0.6 * torch.randn(240, 8, generator=g)
     splits = ["train"] * 6 + ["val"] * 4 + ["test"] * 2
     names = [f"c{i}" for i in range(12)]
-    index = ClassIndex(pixels, np.repeat(np.arange(12), 20), names, splits, ["d"] * 12)
+    index = ClassIndex(x.numpy(), np.repeat(np.arange(12), 20), names, splits, ["d"] * 12)
     return PictureTasks(index, EpisodeSpec(2, 1, 3))
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_recall_is_trusted_where_validation_classes_gain(apart, monkeypatch):
     monkeypatch.setattr(recognition, "VISITS", 8)
-    opened = Opened(CONFIG, tasks(apart), trained(HEAD_ALONE).system)
-    found = calibrate(opened, "0" * 64, users=5)
+    source = tasks(apart)
+    system = build_trainer(HEAD_ALONE, source.shape).system
+    found = calibrate(Opened(HEAD_ALONE, source, system), "0" * 64, users=5)
     assert found.helps == apart
+    assert found.space == "inputs"
     assert found.trust in TRUST
     assert found.new in NEW
