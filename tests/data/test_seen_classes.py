@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from torchemo.config.registry import Part
+from torchemo.config.run import DataConfig, RunConfig
 from torchemo.core.errors import DataError
 from torchemo.data.episodes import EpisodeSpec
 from torchemo.data.index import ClassIndex
 from torchemo.data.seen_classes import refuse_seen_classes
 from torchemo.data.source import PictureTasks
+from torchemo.runs import experiment
 
 
 def tasks(train="robin", test="wren", domain="birds"):
@@ -47,3 +50,31 @@ def test_other_classes_networks_and_splits_pass():
 
 def test_a_stream_of_such_tasks_is_refused():
     assert refused(SimpleNamespace(source=tasks(test="n01532829"))) is not None
+
+
+class Averages:
+    """A stand-in for a network that was trained on ImageNet."""
+
+    name, trained_on, size = "net", "ImageNet", 8
+
+    def described(self):
+        return {"name": self.name, "size": self.size}
+
+    def __call__(self, images):
+        return images.mean((2, 3)).astype(np.float32)
+
+
+def test_a_run_refuses_them_unless_it_or_the_call_allows_them(tree, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHEMO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(experiment, "frozen_network", lambda part: Averages())
+    splits = {"train": ("wren", "heron"), "val": ("owl", "hawk"), "test": ("n01532829", "tit")}
+    names = [(split, name) for split, both in splits.items() for name in both]
+    files = {f"{s}/{n}/{i}.png": 3 * c + i for c, (s, n) in enumerate(names) for i in range(3)}
+    data = DataConfig(source=(str(tree(files)),), n_way=2, n_query=1)
+    config = RunConfig(data=data, model=Part("efficientnet-lite0"))
+    with pytest.raises(DataError, match="n01532829"):
+        experiment.open_tasks(config)
+    assert experiment.open_tasks(config, needed=("train", "val")).domains
+    assert experiment.open_tasks(config, allow_leak=True).domains
+    allowed = RunConfig(data=data, model=Part("efficientnet-lite0", {"allow_leak": True}))
+    assert experiment.open_tasks(allowed).domains
