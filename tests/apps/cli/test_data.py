@@ -160,6 +160,20 @@ def test_a_packed_set_holds_the_same_pictures(torchemo, colours, tmp_path):
     assert "exists already" in again.err
 
 
+def test_features_are_packed_once_and_trained_on(torchemo, colours, tmp_path):
+    network, packed = "tests.apps.web.conftest:averages", tmp_path / "packed"
+    found = torchemo("data", "pack", colours, packed, "--features", network, "--size", 16)
+    assert found.code == 0, found.err
+    assert f"162 images seen by {network}, of 9 classes" in found.out
+    assert load(packed).holds_features
+    line = next(line for line in found.out.splitlines() if line.startswith("train with: "))
+    words = [*line.removeprefix("train with: torchemo ").split()[:-1], tmp_path / "run"]
+    few = ("train.steps=2", "train.tasks=2", "train.validation_tasks=2", "data.n_query=2")
+    assert torchemo(*words, "--way", 2, "--options", *few).code == 0
+    refused = torchemo("data", "pack", colours, tmp_path / "other", "--features", "conv4")
+    assert (refused.code, "no pretrained weights" in refused.err) == (2, True)
+
+
 def test_packing_can_resize_grey_and_leave_out_bad_pictures(torchemo, bad_set, tmp_path):
     words = ("data", "pack", bad_set, tmp_path / "packed", "--image-size", 8, "--channels", 1)
     found = torchemo(*words, "--strict")
