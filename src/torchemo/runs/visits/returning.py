@@ -219,10 +219,12 @@ def _seen(names: tuple[str, ...], recognised: Recognised, repeated: Visit | None
 
 
 def _share(recognised: Recognised, label: int) -> float | None:
-    """Return how probable it is that a class was there before; None where names say so."""
+    """Return how probable it is that a class is the one it is named after, or else any known one."""
     if recognised.shares is None:
         return None
-    return float(sum(float(share[label]) for share in recognised.shares.values()))
+    shares = {name: float(share[label]) for name, share in recognised.shares.items()}
+    named = recognised.names[label]
+    return sum(shares.values()) if named is None else shares[named]
 
 
 def _kept_names(names: tuple[str, ...], recognised: Recognised, known: set[str]) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ class SeenClass(NamedTuple):
         name: Its name now.
         known: Its name in the store; None for a class that is new.
         visits: How often it was there before.
-        share: How probable it is that it was there before, by its images; None where names say so.
+        share: How probable that is by its images, or that it is any known class if it has no known name;
+            None where names say so.
     """
 
     name: str
@@ -84,14 +85,12 @@ class Seen(NamedTuple):
 
 def _probably(one: SeenClass) -> str:
     share = one.share or 0.0
-    if one.known is None:
-        return (
-            f"{one.name} is probably new ({1 - share:.0%})"
-            if share < NAMED
-            else (f"{one.name} was probably seen ({share:.0%}), as which class is open")
-        )
-    called = "" if one.known == one.name else f" as {one.known}"
-    return f"{one.name} was probably seen {often(one.visits)}{called} ({share:.0%})"
+    if one.known is not None:
+        called = "" if one.known == one.name else f" as {one.known}"
+        return f"{one.name} was probably seen {often(one.visits)}{called} ({share:.0%})"
+    if share < NAMED:
+        return f"{one.name} is probably new ({1 - share:.0%})"
+    return f"{one.name} was probably seen ({share:.0%}), as which class is open"
 
 
 def often(times: int) -> str:
