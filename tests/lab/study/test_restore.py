@@ -1,7 +1,7 @@
 """A study continues from its record: nothing recorded is trained again, everything else is."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +17,10 @@ from torchemo.lab.study.datasets import packed_place
 from torchemo.lab.study.entry import Cell, Contrast
 from torchemo.lab.study.plan import plan
 from torchemo.lab.study.records import read_result, record
-from torchemo.lab.study.restore import restore
+from torchemo.lab.study.restore import _filled, _plain, restore
 from torchemo.lab.study.run import StudyRun
 from torchemo.lab.study.scales import scale_of
+from torchemo.lab.study.streams.visits import Streams, Visits
 
 pytestmark = pytest.mark.study
 
@@ -328,3 +329,15 @@ def test_the_command_says_what_came_back(torchemo, recorded, tmp_path):
     assert missing.code == 3
     assert "T2-smoke-regression.json" in missing.err
     assert "There are: T1-smoke-regression." in missing.err
+
+
+def test_what_a_cell_does_with_tasks_that_come_back_is_the_same_in_a_record() -> None:
+    """Records have lists where there are tuples, and earlier ones lack options that came later."""
+    visits = Visits(Streams(), find="names", answer="mixture", weights=((1.0, 2.0),))
+    recorded = json.loads(json.dumps(asdict(visits)))
+    assert _filled(recorded) == _plain(visits)
+    for later in ("trust", "new", "right", "calibrated"):
+        del recorded[later]
+    assert _filled(recorded) == _plain(visits)
+    assert _filled(recorded) != _plain(replace(visits, right=0.5))
+    assert _filled(None) is None

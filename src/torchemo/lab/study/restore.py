@@ -1,5 +1,6 @@
 """From a record back to runs: a study continues where it was recorded, on another machine too."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from torchemo.lab.study.plan import Study
 from torchemo.lab.study.result import CURVES, CellRuns, write_json
 from torchemo.lab.study.run import StudyRun
 from torchemo.lab.study.scales import ONCE, SEEN
+from torchemo.lab.study.streams.visits import Streams, Visits
 from torchemo.runs.folder import RunFolder
 
 
@@ -59,6 +61,17 @@ def restore(run: StudyRun, record: Mapping[str, Any], scores: Path) -> Restored:
     return Restored(tuple(taken), left)
 
 
+def _plain(visits: Visits) -> dict[str, Any]:
+    """Return what a cell does as a record has it: with lists where there are tuples."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(visits)))
+    return found
+
+
+def _filled(recorded: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what a cell did; options that its record does not know yet were as they are by default."""
+    return None if recorded is None else _plain(Visits(Streams())) | dict(recorded)
+
+
 def _why_not(
     run: StudyRun,
     cell: Cell | None,
@@ -71,9 +84,8 @@ def _why_not(
     runs = _runs(run, cell, recorded)
     if [one["id"] for one in recorded["runs"]] != [folder.name for folder in runs.folders]:
         return "its configuration has changed since"
-    known = {"visits": recorded.get("visits"), "report": recorded.get("report", cell.report)}
-    told = None if cell.visits is None else asdict(cell.visits)
-    if known != {"visits": told, "report": cell.report}:
+    now = (None if cell.visits is None else _plain(cell.visits), cell.report)
+    if (_filled(recorded.get("visits")), recorded.get("report", cell.report)) != now:
         return "what it does with tasks that come back has changed since"
     for world in runs.files:
         summary = recorded["tests"].get(world)

@@ -3,7 +3,15 @@
 from torchemo.lab.study.entry import Cell, Contrast, entry
 from torchemo.lab.study.scales import ONCE, Scale
 from torchemo.lab.study.streams.entries import TITLES, drawn
-from torchemo.lab.study.streams.kinds import RIGHT, Pair, cells_of, paired, worlds_of
+from torchemo.lab.study.streams.kinds import (
+    RIGHT,
+    Pair,
+    by_visit,
+    cells_of,
+    paired,
+    streams_of,
+    worlds_of,
+)
 
 MISTAKEN = tuple(f"{share} % right" for share in RIGHT)
 KINDS = (
@@ -27,6 +35,8 @@ NAMED = (
     Pair("weighed", "means"),
     Pair("both", "means"),
 )
+NEVER_BELOW = (Pair("weighed", "means"), Pair("weighed", "names"))
+"""Compared at every visit."""
 UNHARMED = (
     Pair("images sure", "none"),
     Pair("shares", "none"),
@@ -44,6 +54,8 @@ def _cells(scale: Scale) -> tuple[Cell, ...]:
 
 def _contrasts(scale: Scale) -> tuple[Contrast, ...]:
     found = paired("anil", scale, (*FOUND, *NAMED))
+    both = paired("anil", scale, NEVER_BELOW)
+    found += [c for visit in range(1, streams_of(scale).visits) for c in by_visit(both, visit)]
     found += paired("anil", scale, UNHARMED, test=ONCE)
     return drawn(scale, tuple(found), _cells)
 

@@ -34,7 +34,11 @@ def _other_cells(scale: Scale) -> tuple[Cell, ...]:
     for world in worlds_of(scale):
         found += cells_of("meta-sgd", scale, world, FEW, title="Meta-SGD", streams=few)
         found += cells_of(
-            "anil", scale, world, FEW, title="ANIL", streams=users, suffix=FIVE, n_shot=5
+            *("anil", scale, world, (*FEW, "means")),
+            title="ANIL",
+            streams=users,
+            suffix=FIVE,
+            n_shot=5,
         )
     return tuple(found)
 
