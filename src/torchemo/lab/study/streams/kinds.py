@@ -72,7 +72,7 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType(
         "random": _kind("random visits", "control", find="random"),
         "noise": _kind("random contents", "control", find="task", broken="contents"),
         "wrong labels": _kind("wrong label order", "control", find="task", broken="labels"),
-        "secant": _kind("told, with some curvature", find="task", content="secant"),
+        "secant": _kind("found by names, with curvature", find="names", content="secant"),
         "curvature": _kind("told, with all curvature", find="task", content="gauss_newton"),
         "first once": _kind("told, first gradient at the first step", find="task", first=1),
         "first always": _kind("told, first gradient at all steps", find="task", first=99),
