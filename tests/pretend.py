@@ -5,15 +5,15 @@ the device is counted with the line that waits. It has no streams and no kernels
 about speed. `on_pretend` switches it on; nothing but its own tensors changes elsewhere.
 """
 
-import traceback
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -105,10 +105,13 @@ def on_pretend() -> Iterator[torch.device]:
 
 
 def _where() -> str:
-    frames = [f for f in traceback.extract_stack() if "/src/torchemo/" in f.filename]
-    return (
-        f"{frames[-1].filename.split('/src/torchemo/')[1]}:{frames[-1].lineno}" if frames else "?"
-    )
+    frame = sys._getframe()
+    while frame is not None:
+        _, ours, file = frame.f_code.co_filename.partition("/src/torchemo/")
+        if ours:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
 
 
 def _waits() -> None:
@@ -116,7 +119,7 @@ def _waits() -> None:
 
 
 def _run(func, args, kwargs):
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     ours = [t for t in tensors if isinstance(t, Pretend)]
     device = kwargs.get("device")
     here = device is not None and torch.device(device).type == NAME
@@ -128,17 +131,48 @@ def _run(func, args, kwargs):
     _check(func, args, [t for t in tensors if not isinstance(t, Pretend)], away=away)
     if here and not ours and func is aten._to_copy.default:
         SENT[args[0].dtype] += args[0].numel() * args[0].element_size()
-    inner_args, inner_kwargs = tree_map(_unwrap, (args, kwargs))
+    inner_args = _each(_unwrap, args)
+    inner_kwargs = {name: _each(_unwrap, value) for name, value in kwargs.items()}
     if here:
-        inner_kwargs = {**inner_kwargs, "device": "cpu"}
+        inner_kwargs["device"] = "cpu"
         inner_kwargs.pop("pin_memory", None)
     out = func(*inner_args, **inner_kwargs)
-    if func is aten.copy_.default:
+    if func is aten.copy_.default or (_is_in_place(func) and isinstance(args[0], Pretend)):
         return args[0]
     if func is aten._to_copy.default and away:
         return out
-    out = tree_map(_wrap, out)
-    return return_and_correct_aliasing(func, args, kwargs, out) if ours else out
+    out = _each(_wrap, out)
+    return return_and_correct_aliasing(func, args, kwargs, out) if ours and _is_alias(func) else out
+
+
+@cache
+def _is_in_place(func) -> bool:
+    """Return whether an operation gives back its first tensor, with other numbers and the same shape."""
+    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    alone = written[:1] == [True] and not any(written[1:]) and len(func._schema.returns) == 1
+    return alone and torch.Tag.inplace_view not in func.tags
+
+
+@cache
+def _is_alias(func) -> bool:
+    """Return whether an operation gives back memory that it was given."""
+    return any(found.alias_info is not None for found in func._schema.returns)
+
+
+def _tensors(values) -> Iterator[Tensor]:
+    """Yield the tensors among arguments, also those in lists: operations take no deeper ones."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _each(change, value):
+    """Change a value, or all in a list; as `tree_map`, which takes far longer."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_each(change, one) for one in value])
+    return change(value)
 
 
 def _check(func, args, host, *, away):
