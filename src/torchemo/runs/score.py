@@ -97,7 +97,6 @@ def score_run(
         were judged.
     """
     record = scored(root, opened, protocol, on=on, progress=progress)
-    record["cpu_seconds"] = _training_seconds(root)
     file = result_file(root, protocol, on=on)
     opened.place.team.first(lambda: save_result(record, file))
     return record
@@ -120,7 +119,8 @@ def scored(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Return the record of `score_run` without writing it."""
-    return {"run": str(root), "on": on, **score_tasks(opened, protocol, progress=progress)}
+    found = score_tasks(opened, protocol, progress=progress)
+    return {"run": str(root), "on": on, **found, "cpu_seconds": _training_seconds(root)}
 
 
 def save_result(record: dict[str, Any], path: Path) -> None:
