@@ -1,14 +1,18 @@
 """Which combinations of learners, aggregators, rules and controllers belong to the unit tier.
 
 What is not in the unit tier is in the slow one. In the unit tier MAML meets everything, and every other
-learner meets the plain cases. All combinations are tested on the smooth network; on the compiled block,
-which knows nothing of rules, each pair.
+learner meets the plain cases. In both together every two of a learner, a memory and a rule meet on the smooth
+network; the compiled block, which knows nothing of memories and rules, meets each of them.
 """
+
+import os
 
 import pytest
 import torch
 
 import tests.pretend  # noqa: F401  # torch takes a device in before its first gradient, not after
+from tests.browsing import browser, chromium  # noqa: F401  # fixtures of tests in a browser
+from tests.warm import Warm
 
 FULL = ("maml",)
 """Learners that meet everything in the unit tier."""
@@ -21,8 +25,17 @@ DEEP = ("hvm",)
 MATRICES = ("laws", "test_workers.py", "test_train.py", "test_learning.py")
 
 
-LONG = ("omniglot_five_way", "1000_times_kill_9", "sinusoids_below_one", "200_times_to_stop")
+LONG = ("omniglot_five_way", "attack_of_a_few_seconds", "site_builds", "on_a_real_disk")
 """Tests of many seconds: begun last, they would leave one process alone with them."""
+
+
+SYNC = os.fsync
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Let nothing wait for the disk but tests of faults: the others see files alike without."""
+    os.fsync = SYNC if item.get_closest_marker("faults") else lambda handle: None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,15 +57,25 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session")
+def warm():
+    """What starts commands in processes of their own."""
+    made = Warm()
+    yield made
+    made.end()
+
+
 def params_of(item):
     return getattr(getattr(item, "callspec", None), "params", {})
 
 
 def is_triple(module, chosen):
-    """Whether each pair of this learner, memory and rule meets elsewhere on the compiled block."""
-    simple = chosen.get("rule", "sgd") == "sgd" or chosen.get("memory_case") in (None, "offsets")
-    deep = chosen.get("case") in DEEP
-    return module == "test_fused.py" and (deep or (not simple and chosen.get("case") not in FULL))
+    """Whether each two of this learner, this memory, this rule and the compiled block meet elsewhere."""
+    case, memory = chosen.get("case"), chosen.get("memory_case")
+    if module != "test_fused.py" or case in FULL:
+        return False
+    simple = chosen.get("rule", "sgd") == "sgd" or memory in (None, "offsets")
+    return case in DEEP or memory not in PLAIN or not simple
 
 
 def is_costly(module, test, chosen):

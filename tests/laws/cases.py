@@ -130,9 +130,10 @@ def pairs(*, alone: bool = False) -> list[tuple[str, str | None]]:
 
 
 def triples() -> Iterator[tuple[str, str | None, str]]:
-    """Yield every learner with every memory that fits or none, and with every rule."""
+    """Yield each two of a learner, a memory that fits or none, and a rule; MAML meets all three together."""
     for case, memory in pairs(alone=True):
-        yield from ((case, memory, rule) for rule in fitting_rules(case))
+        rules = fitting_rules(case) if case == "maml" or memory is None else ("sgd",)
+        yield from ((case, memory, rule) for rule in rules)
 
 
 class FlatEmbedder(nn.Module):

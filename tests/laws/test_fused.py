@@ -1,8 +1,8 @@
 """The laws once more, on the compiled convolution block: all that need no smooth network.
 
-No test is written here. What is imported runs with another problem, for every pair of a learner, a memory
-and a rule (tests/conftest.py); all triples of them run on the smooth network. The unit tier takes plain
-descent and cheap aggregators.
+No test is written here. What is imported runs with another problem: every learner with plain memories, and
+MAML with all memories and rules (tests/conftest.py). Others meet on the smooth network. The unit tier takes
+plain descent and cheap aggregators.
 """
 
 import pytest

@@ -10,7 +10,6 @@ from tests.laws.cases import (
     MODEL,
     OFFSETS,
     fitting_memories,
-    fitting_rules,
     make_episode,
     make_learner,
     make_memory,
@@ -124,12 +123,10 @@ def test_no_memory_is_the_base_learner_bit_for_bit(case, memory_case, state):
 
 def untrained():
     """Learned aggregators and offsets; a rate memory moves rates as soon as it recalls (A18)."""
-    for case in LEARNERS:
-        for memory_case in ("gated", "gate", "coordinate", OFFSETS):
-            if memory_case not in fitting_memories(case):
-                continue
-            if "rate_memory" not in case or memory_case == OFFSETS:
-                yield from ((case, memory_case, rule) for rule in fitting_rules(case))
+    for case, memory_case, rule in triples():
+        learned = memory_case in ("gated", "gate", "coordinate") and "rate_memory" not in case
+        if learned or memory_case == OFFSETS:
+            yield case, memory_case, rule
 
 
 @pytest.mark.parametrize(("case", "memory_case", "rule"), list(untrained()))

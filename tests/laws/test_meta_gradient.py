@@ -9,13 +9,12 @@ from tests.laws.cases import (
     MEMORY_CASES,
     OFFSETS,
     begin,
-    fitting_memories,
-    fitting_rules,
     make_episode,
     make_learner,
     make_memory,
     make_params,
     pairs,
+    triples,
 )
 from torchemo.core.losses import cross_entropy
 from torchemo.core.tree import leaves
@@ -78,14 +77,12 @@ def check_jointly(tensors, gradients, evaluate, generator):
 
 
 def grid():
-    """Every learner x memory x rule; the unit tier takes each pair of two of them once."""
-    for case in EXACT:
-        for memory_case in (None, *fitting_memories(case)):
-            for rule in fitting_rules(case):
-                often = rule == "sgd" or case == "maml" or memory_case is None
-                costly = memory_case in ("gate", "coordinate") and case != "maml"
-                marks = () if often and not costly else (pytest.mark.slow,)
-                yield pytest.param(case, memory_case, rule, marks=marks)
+    """Those of the suite whose gradient is exact."""
+    for case, memory_case, rule in triples():
+        costly = memory_case in ("gate", "coordinate") and case != "maml"
+        marks = (pytest.mark.slow,) if costly else ()
+        if case in EXACT:
+            yield pytest.param(case, memory_case, rule, marks=marks)
 
 
 @pytest.mark.parametrize(("case", "memory_case", "rule"), list(grid()))
