@@ -148,7 +148,9 @@ def test_noise_is_added_to_what_is_compared(run, store, same):
     noisy = Settings(recognise="images", clip=1.0, noise=0.1)
     kept = visit(run, store, 0, *PAIR, settings=noisy, recogniser=recogniser).new.sight.means
     opened = reading(store)
-    stored = opened.compared(opened.index.visits[0])[COMPARED]
+    found = opened.compared(opened.index.visits[0])
+    assert set(found) == {COMPARED}
+    stored = found[COMPARED]
     assert 0.02 < float((stored - kept[COMPARED]).std()) < 0.5
     assert float(kept[COMPARED].norm(dim=1).max()) <= 1 + 1e-5
 

@@ -108,7 +108,7 @@ class CalibrateRun:
 
         found = calibrated(self.run_folder, step=self.step, quiet=self.json, anew=True)
         where = self.run_folder / FILE
-        text = f"{found.words}\nwritten: {where}"
+        text = f"written: {where}"
         gain = found.gain._asdict()
         return told(
             self.json, text, written=str(where), trust=found.trust, new=found.new, gain=gain
@@ -138,6 +138,8 @@ def calibrated(root: Path, *, step: int | None, quiet: bool, anew: bool = False)
         say(f"{root} learns from its data to recognise classes by their images")
     found = recognition.calibrate(opened, weights)
     recognition.save(root, found)
+    if not quiet:
+        say(found.words)
     return found
 
 

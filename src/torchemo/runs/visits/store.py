@@ -160,7 +160,10 @@ class Store:
             instead_of: Ids of visits that it replaces.
         """
         classes = checked_names(new.classes)
-        values, means = protected(new.values, new.sight.means, self.settings)
+        seen = new.sight.means
+        if self.settings.recognise == "images":  # nothing asks for the other spaces
+            seen = {COMPARED: seen[COMPARED]}
+        values, means = protected(new.values, seen, self.settings)
         for what, tensors in (("gradients", values), ("class means", means)):
             tensorfile.check_finite(tensors, what=f"this visit cannot be remembered, {what}")
         data: dict[Kind, bytes] = {
