@@ -317,13 +317,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
             reading(wrong)
 
 
-def test_200_times_kill_9_lose_no_visit_and_bring_none_back(ram):
-    check_kills(ram, 200, longest=0.05)
+def test_100_times_kill_9_lose_no_visit_and_bring_none_back(ram):
+    check_kills(ram, 100, longest=0.05)
 
 
 @pytest.mark.slow
-def test_300_times_kill_9_on_a_real_disk_lose_no_visit_and_bring_none_back(tmp_path):
-    check_kills(tmp_path, 300, longest=0.6)
+def test_60_times_kill_9_on_a_real_disk_lose_no_visit_and_bring_none_back(tmp_path):
+    check_kills(tmp_path, 60, longest=0.4)
 
 
 def check_kills(folder, kills, longest):
