@@ -109,6 +109,18 @@ def test_it_is_kept_beside_the_run_as_it_was(run, same, tmp_path):
     assert "torchemo memory calibrate" in damaged.value.hint
 
 
+def test_directions_that_do_not_fit_are_refused(run, same, tmp_path):
+    for wrong in (
+        replace(same, centre=same.centre[:-1]),
+        replace(same, spread=-same.spread),
+        replace(same, directions=same.directions * torch.nan),
+    ):
+        kept = of(wrong, run)
+        recognition.save(tmp_path, kept)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            recognition.load(tmp_path, weights=kept.weights)
+
+
 def test_a_run_that_never_learned_it_is_told_how(run, same, tmp_path):
     with pytest.raises(ConfigError, match="has not learned to recognise classes") as never:
         fresh_index(run, tmp_path, IMAGES)

@@ -228,7 +228,13 @@ def load(run: Path, *, weights: str) -> Recognition | None:
 
 
 def _recognition(about: Mapping[str, Any], tensors: Params) -> Recognition:
-    same = SameClass(tensors["centre"], tensors["directions"], tensors["spread"], about["unit"])
+    same = SameClass(
+        tensors["centre"], tensors["directions"], tensors["spread"], bool(about["unit"])
+    )
+    shape = (*same.centre.shape, *same.spread.shape)
+    if len(shape) != 2 or same.directions.shape != shape or bool((same.spread <= 0).any()):
+        raise ValueError("its directions do not fit")
+    tensorfile.check_finite(tensors, what=FILE)
     gain = Gain(*(float(number) for number in about["gain"]))
     trust, new = float(about["trust"]), float(about["new"])
     return Recognition(same, str(about["space"]), trust, new, gain, str(about["weights"]))
