@@ -1,10 +1,7 @@
 """Parts of another distribution: one file and one entry point each, from the command line and from Python."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,7 +14,7 @@ pytestmark = pytest.mark.slow  # a process for every command
 PLUGIN = Path(__file__).parent / "plugin"
 SMALL = (
     *("--steps", "2", "--size", "16", "--way", "2", "--options", "train.tasks=2"),
-    *("train.validation_tasks=2", "data.n_query=2", "model.filters=4"),
+    *("train.validation_tasks=2", "data.n_query=2", "model.filters=2"),
 )
 
 
@@ -34,19 +31,11 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture
-def torchemo(site, tmp_path):
+def torchemo(warm, site, tmp_path):
     """Run a command beside the distribution; returns what it printed."""
 
     def run(*words, code=0):
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "torchemo", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm.run(*words, cwd=tmp_path, env={"PYTHONPATH": str(site)})
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -54,23 +43,9 @@ def torchemo(site, tmp_path):
 
 
 @pytest.fixture
-def python(site, tmp_path):
+def python(torchemo):
     """Run Python beside the distribution; returns what it printed."""
-
-    def run(code):
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+    return lambda code: torchemo("-c", code)
 
 
 def test_a_controller_and_an_aggregator(torchemo, tmp_path):
