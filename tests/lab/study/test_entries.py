@@ -6,7 +6,11 @@ from torchemo.lab.study.catalogue import ENTRIES
 
 pytestmark = pytest.mark.study
 
-IMAGES = ("T2", "F4", "F6", "T6", "R2", "R3", "R5", "R6", "R7", "L2", "L3", "L5", "L7", "L8", "L9")
+IMAGES = (
+    *("T2", "T6", "T9", "F4", "F6"),
+    *("R2", "R3", "R5", "R6", "R7"),
+    *("L2", "L3", "L5", "L7", "L8", "L9"),
+)
 """Entries that are run on images; the others, quicker, on regression."""
 
 
@@ -20,16 +24,13 @@ def out(tmp_path_factory):
     return tmp_path_factory.mktemp("studies")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n == "T9" else n for n in SMOKE],
-)
+@pytest.mark.parametrize("name", SMOKE)
 def test_the_entry_runs_from_end_to_end(torchemo, out, name):
-    tasks = "images" if name in (*IMAGES, "T9") else "regression"
+    tasks = "images" if name in IMAGES else "regression"
     words = ["--scale", "smoke", "--tasks", tasks, "--out", out, "--jobs", 1, "--seeds", 0]
     few = (
         ["--no-controls"]
-        if name in ("T3", "T4", "T7", "T8", "T9", "F3", "F5", "F7", "R1", "R3", "R4")
+        if name in ("T3", "T4", "T7", "T8", "T9", "F3", "F5", "F7", "R1", "R3", "R4", "R5", "R7")
         else []
     )
     found = torchemo("study", "run", name, *words, *few, "--json")

@@ -47,6 +47,9 @@ TRUNKS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
 
 _WIDE = ("model.name=resnet12", "model.channels=wide")
 _TINY = ("model.filters=8",)
+_DENSE_FIRST = ("ctm", "dynamic-fs", "mtl")
+"""Systems whose networks see all base classes at once before the episodes, by default hundreds of times."""
+_BRIEFLY = ("train.dense.steps=4", "train.dense.batch=16")
 _AT_ONCE = (("learner.bn_over=batch",),)
 """All tasks of a step in one pass of the network; TADAM's tasks have networks of their own."""
 _RECIPE = ("train.steps=100", "train.validate_every=100", "train.validation_tasks=20")
@@ -88,6 +91,7 @@ def _base(learner: str, world: str, n_shot: int, trunk: str, scale: Scale) -> Ce
     # The networks of systems without an inner loop keep running averages, as published.
     options += ("model.bn=running",) if learner in SYSTEMS else ()
     options += _DENSE if learner == "dense-cosine" else ()
+    options += _BRIEFLY if learner in _DENSE_FIRST and scale.name == "smoke" else ()
     return Cell(
         f"{learner}{where}{suffix(n_shot)}",
         f"{(SYSTEMS | TITLES)[learner]}{where}{suffix(n_shot)}",
