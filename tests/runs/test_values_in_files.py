@@ -1,11 +1,10 @@
 """Runs whose memory keeps its values in files: the same bits, versions in checkpoints, damage by name."""
 
 import gc
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -168,27 +167,26 @@ def test_a_shared_run_takes_its_values_along(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_run_that_is_killed_resumes_bit_for_bit(tmp_path):
+def test_a_run_that_is_killed_resumes_bit_for_bit(warm, tmp_path):
     values = tmp_path / "values"
     chosen = in_files(values)
     chosen = replace(chosen, train=replace(chosen.train, steps=60, validate_every=5))
     train_run(tmp_path / "whole", chosen)
     (tmp_path / "config.toml").write_text(dumps(complete(chosen)))
     root = tmp_path / "run"
-    start = ["-m", "torchemo", "train", "--config", str(tmp_path / "config.toml")]
+    seen = 0
     for turn in range(4):
-        command = [*start, "--out", str(root)] if turn == 0 else [*start[:3], "--resume", str(root)]
-        seen = len(checkpoint.published(root)) and checkpoint.step_of(
-            checkpoint.published(root)[-1]
-        )
-        with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL) as process:
-            until = time.monotonic() + 120
-            while process.poll() is None and time.monotonic() < until:
-                done = checkpoint.published(root)
-                if done and checkpoint.step_of(done[-1]) >= seen + 10:
-                    process.send_signal(signal.SIGKILL)
-                    break
-                time.sleep(0.01)
+        where = ["--config", tmp_path / "config.toml", "--out"] if turn == 0 else ["--resume"]
+        process = warm.start("train", *where, root)
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            done = checkpoint.published(root)
+            if done and checkpoint.step_of(done[-1]) >= seen + 10:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        process.wait()
+        seen = checkpoint.step_of(checkpoint.published(root)[-1])
     train_run(root)
     first, last = final_state(tmp_path / "whole"), final_state(root)
     assert first.step == last.step == 60

@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
 
-from tests.apps.cli.conftest import COMMAND
 from tests.lab.study.conftest import CELLS, tiny_study
 from torchemo.lab.study.engines.crew import Crew
 from torchemo.lab.study.engines.local import Local
@@ -42,7 +40,7 @@ def worker_of(job, folder):
 
 
 def test_a_worker_that_is_killed_costs_its_own_job_alone_and_another_continues_it(tmp_path):
-    victim, other = jobs_of(tmp_path / "a", 400)[0], jobs_of(tmp_path / "b", 3)[1]
+    victim, other = jobs_of(tmp_path / "a", 250)[0], jobs_of(tmp_path / "b", 3)[1]
     killed, said = [], []
 
     def kill(run, step):
@@ -55,32 +53,30 @@ def test_a_worker_that_is_killed_costs_its_own_job_alone_and_another_continues_i
     assert {end.how for end in ended.values()} == {"done"}
     assert said == [f"run {victim.run} was lost: its process died; another worker continues it"]
     steps = [e["step"] for e in read(victim.root / "events.jsonl") if e["event"] == "step"]
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, 251))
     assert not list((tmp_path / "jobs").iterdir())
 
 
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_study_that_is_signalled_saves_says_so_and_goes_on(tmp_path, number, jobs):
+def test_a_study_that_is_signalled_saves_says_so_and_goes_on(warm, tmp_path, number, jobs):
     words = (
         *("study", "run", "F4", "--scale", "smoke", "--tasks", "regression", "--seeds", "0"),
         *("--cells", "maml", "--out", str(tmp_path), "--json"),
         *("--jobs", str(jobs)),
-        *("--options", "train.steps=300", "train.validate_every=50"),
+        *("--options", "train.steps=100", "train.validate_every=20"),
     )
-    begun = subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    begun = warm.start(*words)
     deadline = time.monotonic() + 400
     while not list(tmp_path.glob("runs/*/checkpoints/step-*")):
-        assert time.monotonic() < deadline, begun.communicate()
-        assert begun.poll() is None, begun.communicate()
+        assert time.monotonic() < deadline
+        assert begun.poll() is None, begun.wait()
         time.sleep(0.05)
-    begun.send_signal(number)
-    _, said = begun.communicate(timeout=400)
-    assert begun.returncode == 128 + number, said
-    assert "resume with the same command" in said
+    os.kill(begun.pid, number)
+    ended = begun.wait()
+    assert ended.returncode == 128 + number, ended.stderr
+    assert "resume with the same command" in ended.stderr
     assert not list(tmp_path.glob("F4-*"))
-    again = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    again = warm.run(*words)
     assert again.returncode == 0, again.stderr
     (cell,) = json.loads(again.stdout)[0]["cells"]
     assert cell["tests"]["mixed"]["tasks"] == 12
