@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.pretend import SENT, WAITS, on_pretend
+from tests.training.brief import with_two_inner_steps
 from torchemo.config.presets import names, preset
 from torchemo.config.registry import Part
 from torchemo.config.run import AugmentSpec, StreamSpec
@@ -154,6 +155,7 @@ def check_preset(name, place):
     )
     if "warmup" in config.memory.options:
         config = replace(config, memory=config.memory.set(warmup=1))
+    config = with_two_inner_steps(config)
     source = open_tasks(config)
 
     def tasks(number, split="train"):
