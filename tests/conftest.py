@@ -5,6 +5,7 @@ learner meets the plain cases. In both together every two of a learner, a memory
 network; the compiled block, which knows nothing of memories and rules, meets each of them.
 """
 
+import gc
 import os
 
 import pytest
@@ -36,6 +37,11 @@ SYNC = os.fsync
 def pytest_runtest_setup(item):
     """Let nothing wait for the disk but tests of faults: the others see files alike without."""
     os.fsync = SYNC if item.get_closest_marker("faults") else lambda handle: None
+
+
+def pytest_collection_finish():
+    """Let no collection of garbage look again at what imports and tests themselves take."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
