@@ -1,10 +1,10 @@
 """The page in a real browser: teach, ask, take back, hostile names, huge images, a lost server, two tabs."""
 
+import os
 import random
 import re
-import shutil
-import subprocess
-import sys
+import signal
+import time
 import urllib.error
 import urllib.request
 
@@ -13,39 +13,35 @@ import pytest
 from PIL import Image
 
 from tests.apps.web.conftest import COLOURS, image
+from tests.browsing import needs_browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 FIVE = ("red", "blue", "green", "black", "white")
 
 pytestmark = pytest.mark.slow
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 
 class Server:
     """``torchemo serve`` in a process of its own."""
 
-    def __init__(self, run, log, *more):
-        self.log = log
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "torchemo", "serve", str(run.root), *more],
-                stdout=subprocess.PIPE, stderr=errors, text=True,
-            )  # fmt: skip
-        self.url = re.search(r"http://127\.0\.0\.1:\d+/\S+", self.process.stdout.readline())[0]
+    def __init__(self, warm, run, *more):
+        self._process = warm.start("serve", run.root, *more)
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+/\S+\s", self._process.said()[0])):
+            assert self._process.poll() is None, self._process.said()
+            time.sleep(0.05)
+        self.url = found[0].strip()
 
     def end(self):
-        self.process.terminate()
-        self.process.wait(20)
-        self.process.stdout.close()
+        """Stop it; return what it complained of."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGTERM)
+        return self._process.wait().stderr
 
 
 @pytest.fixture
-def server(run, tmp_path):
-    made = Server(run, tmp_path / "errors.log")
+def server(run, warm):
+    made = Server(warm, run)
     yield made
-    made.end()
-    assert "Traceback" not in made.log.read_text()
+    assert "Traceback" not in made.end()
 
 
 @pytest.fixture
@@ -55,16 +51,6 @@ def files(tmp_path):
         for i in range(3):
             (tmp_path / f"{name}{i}.png").write_bytes(image(name, i))
     return tmp_path
-
-
-@pytest.fixture
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 def opened(browser, server, *, width=1400):
@@ -195,8 +181,10 @@ def test_an_image_of_10000_pixels_a_side_does_not_stop_the_page(browser, server,
 
 @needs_browser
 @pytest.mark.parametrize("width", [1400, 400])
-def test_three_visits_are_kept_said_renamed_and_forgotten(browser, run, files, tmp_path, width):
-    server = Server(run, tmp_path / "errors.log", "--remember", str(tmp_path / "store"))
+def test_three_visits_are_kept_said_renamed_and_forgotten(
+    warm, browser, run, files, tmp_path, width
+):
+    server = Server(warm, run, "--remember", str(tmp_path / "store"))
     page = opened(browser, server, width=width)
     said = []
     for visit in range(3):
@@ -226,8 +214,7 @@ def test_three_visits_are_kept_said_renamed_and_forgotten(browser, run, files, t
     expect(page.locator("#known li"), 0)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     assert page.complaints == []
-    server.end()
-    assert "Traceback" not in server.log.read_text()
+    assert "Traceback" not in server.end()
     assert list((tmp_path / "store" / "visits").iterdir()) == []
 
 
@@ -241,8 +228,8 @@ def test_two_tabs_have_boards_of_their_own_and_a_tab_survives_a_reload(browser, 
 
 
 @needs_browser
-def test_a_lost_server_is_told_of(browser, run, files, tmp_path):
-    server = Server(run, tmp_path / "errors.log")
+def test_a_lost_server_is_told_of(warm, browser, run):
+    server = Server(warm, run)
     page = opened(browser, server)
     server.end()
     page.click("#add-class")
@@ -285,10 +272,8 @@ def test_1000_random_requests_leave_no_traceback(server):
 
 @needs_browser
 @pytest.mark.parametrize("skipped", [False, True])
-def test_both_answers_are_shown_where_memory_was_used(
-    browser, memory_run, files, tmp_path, skipped
-):
-    server = Server(memory_run, tmp_path / "errors.log")
+def test_both_answers_are_shown_where_memory_was_used(warm, browser, memory_run, files, skipped):
+    server = Server(warm, memory_run)
     try:
         page = opened(browser, server, width=400)
 
@@ -313,5 +298,5 @@ def test_both_answers_are_shown_where_memory_was_used(
         assert page.locator("#undo").bounding_box()["height"] < 50
         assert not page.complaints
     finally:
-        server.end()
-    assert "Traceback" not in server.log.read_text()
+        complaints = server.end()
+    assert "Traceback" not in complaints
