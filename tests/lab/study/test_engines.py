@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.lab.study.conftest import CELLS, tiny_study
+from tests.lab.study.conftest import CELLS, TINY, tiny_study
 from tests.lab.study.test_crew import scores
 from torchemo.core.errors import ConfigError, ResourceError
 from torchemo.lab.study.engines import ENGINES, open_engine
@@ -123,16 +124,35 @@ ALONE = {"threads_per_worker": 1, "dashboard_address": ":0"}
 """A cluster beside others."""
 
 
-@pytest.fixture
-def here(tmp_path):
-    study = StudyRun(tiny_study(), tmp_path / "here", workers=1)
+ONE_RATE = tuple(replace(cell, grid=TINY.grid[:1]) for cell in CELLS)
+"""A process for every run takes seconds to start."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    study = StudyRun(tiny_study(cells=ONE_RATE), tmp_path_factory.mktemp("here"), workers=1)
     return scores(study, study.run())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers of dask; dask itself tries no job again that one of them loses."""
+    distributed = pytest.importorskip("distributed", reason="extra dask")
+    with distributed.LocalCluster(2, **ALONE) as made:
+        made.scheduler.allowed_failures = 0
+        yield made
+
+
+def on_dask(cluster, folder):
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    return open_engine(f"dask://{address}", (), folder)
 
 
 def on_engine(engine, out):
     notes = []
     watch = Watch(on_note=notes.append)
-    study = StudyRun(tiny_study(), out, workers=2, engine=engine, watch=watch)
+    engine.every = 0.1
+    study = StudyRun(tiny_study(cells=ONE_RATE), out, workers=2, engine=engine, watch=watch)
     found = scores(study, study.run())
     assert not study.failures
     return found, notes
@@ -146,12 +166,9 @@ def test_a_study_through_submitit_has_the_same_scores(tmp_path, here):
 
 
 @pytest.mark.study
-def test_a_study_through_dask_has_the_same_scores(tmp_path, here):
-    distributed = pytest.importorskip("distributed", reason="extra dask")
-    with distributed.LocalCluster(2, **ALONE) as cluster:
-        address = cluster.scheduler_address.removeprefix("tcp://")
-        with open_engine(f"dask://{address}", (), tmp_path / "there") as engine:
-            assert on_engine(engine, tmp_path / "there") == (here, [])
+def test_a_study_through_dask_has_the_same_scores(tmp_path, cluster, here):
+    with on_dask(cluster, tmp_path / "there") as engine:
+        assert on_engine(engine, tmp_path / "there") == (here, [])
 
 
 def long_jobs(tmp_path, steps):
@@ -178,6 +195,7 @@ def do_and_hit(engine, jobs, folder, hit):
             hit(struck[0])
 
     crew = Crew(engine, most=2, folder=folder)
+    engine.every = 0.1
     ended = crew.do(jobs, on_step=on_step, on_note=said.append)
     assert struck
     assert {end.how for end in ended} == {"done"}
@@ -190,7 +208,7 @@ def do_and_hit(engine, jobs, folder, hit):
 @pytest.mark.faults
 def test_a_job_whose_time_on_the_cluster_ends_is_saved_and_sent_again(tmp_path):
     pytest.importorskip("submitit", reason="extra slurm")
-    jobs = [long_jobs(tmp_path, 1500)[0]]
+    jobs = [long_jobs(tmp_path, 500)[0]]
     with open_engine("submitit-local", (), tmp_path) as engine:
         said = do_and_hit(engine, jobs, tmp_path, lambda pid: os.kill(pid, signal.SIGUSR2))
     assert "told to stop" in said
@@ -198,15 +216,10 @@ def test_a_job_whose_time_on_the_cluster_ends_is_saved_and_sent_again(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_worker_of_dask_that_is_killed_costs_its_own_job_alone(tmp_path):
-    distributed = pytest.importorskip("distributed", reason="extra dask")
-    jobs = [long_jobs(tmp_path / "a", 1500)[0], long_jobs(tmp_path / "b", 3)[1]]
-    with distributed.LocalCluster(2, **ALONE) as cluster:
-        address = cluster.scheduler_address.removeprefix("tcp://")
-        # Dask itself would try again, and say nothing.
-        cluster.scheduler.allowed_failures = 0
-        with open_engine(f"dask://{address}", (), tmp_path) as engine:
-            said = do_and_hit(engine, jobs, tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
+def test_a_worker_of_dask_that_is_killed_costs_its_own_job_alone(tmp_path, cluster):
+    jobs = [long_jobs(tmp_path / "a", 500)[0], long_jobs(tmp_path / "b", 3)[1]]
+    with on_dask(cluster, tmp_path) as engine:
+        said = do_and_hit(engine, jobs, tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
     assert "KilledWorker" in said
 
 
@@ -215,8 +228,8 @@ def test_a_cluster_that_goes_away_ends_the_study_with_a_sentence(tmp_path):
     distributed = pytest.importorskip("distributed", reason="extra dask")
     jobs = [long_jobs(tmp_path, 5000)[0]]
     cluster = distributed.LocalCluster(1, **ALONE)
-    address = cluster.scheduler_address.removeprefix("tcp://")
-    with open_engine(f"dask://{address}", (), tmp_path) as engine:
+    with on_dask(cluster, tmp_path) as engine:
+        engine.every = 0.1
         closed = []
 
         def on_step(run, step):
