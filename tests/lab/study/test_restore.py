@@ -17,7 +17,8 @@ from torchemo.lab.study.datasets import packed_place
 from torchemo.lab.study.entry import Cell, Contrast
 from torchemo.lab.study.plan import plan
 from torchemo.lab.study.records import read_result, record
-from torchemo.lab.study.restore import _filled, _plain, restore
+from torchemo.lab.study.restore import _domain, _filled, _plain, restore
+from torchemo.lab.study.result import TaskScores, save_scores
 from torchemo.lab.study.run import StudyRun
 from torchemo.lab.study.scales import scale_of
 from torchemo.lab.study.streams.visits import Streams, Visits
@@ -341,3 +342,20 @@ def test_what_a_cell_does_with_tasks_that_come_back_is_the_same_in_a_record() ->
     assert _filled(recorded) == _plain(visits)
     assert _filled(recorded) != _plain(replace(visits, right=0.5))
     assert _filled(None) is None
+
+
+def test_cells_with_tasks_of_their_own_have_domains_of_their_own(tmp_path) -> None:
+    """Cells of one study may meet other streams, with more tasks or fewer."""
+    usual, other = (
+        TaskScores("accuracy", ("a", "b"), np.array(domain), np.zeros((1, len(domain), 2)))
+        for domain in ([0, 1, 0], [1, 1])
+    )
+    save_scores(tmp_path / "scores.npz", {"x|first": usual, "y|first": usual, "z|first": other})
+    with np.load(tmp_path / "scores.npz") as arrays:
+        about = {"domains": ["a", "b"]}
+        assert _domain(arrays, "y|first", about, 3).tolist() == [0, 1, 0]
+        assert _domain(arrays, "z|first", about, 2).tolist() == [1, 1]
+        assert "domain|y|first" not in arrays
+        with pytest.raises(DataError, match="were not recorded"):
+            _domain(arrays, "y|first", about, 2)
+        assert _domain(arrays, "y|first", {"domains": ["a"]}, 2).tolist() == [0, 0]

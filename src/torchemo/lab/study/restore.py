@@ -120,8 +120,9 @@ def _restore_cell(
         files: dict[str, Any] = {"done.json": {**about, "best_score": score}}
         for world, file in runs.files.items():
             scores = arrays[f"{cell.name}|{world}"][i]
-            domain = arrays[f"domain|{world}"]
-            files[file] = _scored(recorded["tests"][world], scores, domain)
+            summary = recorded["tests"][world]
+            domain = _domain(arrays, f"{cell.name}|{world}", summary, len(scores))
+            files[file] = _scored(summary, scores, domain)
         if cell.visits is None:
             # Of a base learner too: it is the control without memory of a cell that is new.
             files["recall.json"] = _recalled(recorded, run.study.scale.diagnosed)
@@ -168,6 +169,20 @@ def _restore_tried(runs: CellRuns, score: float | None, chosen: float | None) ->
     if score is not None and chosen is not None and score > chosen:
         for folder in runs.folders[1:]:
             _write(folder, {"done.json": diverged})
+
+
+def _domain(
+    arrays: Mapping[str, np.ndarray], name: str, summary: Mapping[str, Any], tasks: int
+) -> np.ndarray:
+    """Return the domain of each task of a cell."""
+    usual = f"domain|{name.split('|', 1)[1]}"
+    found = arrays[f"domain|{name}" if f"domain|{name}" in arrays else usual]
+    if len(found) == tasks:
+        return found
+    if len(summary["domains"]) > 1:
+        raise DataError(f"{name}: the domains of its tasks were not recorded.")
+    # Earlier records have the domains of one cell alone, whatever tasks the others have.
+    return np.zeros(tasks, dtype=np.int16)
 
 
 def _scored(summary: Mapping[str, Any], scores: np.ndarray, domain: np.ndarray) -> dict[str, Any]:

@@ -213,7 +213,12 @@ def save_scores(path: Path, scores: Mapping[str, TaskScores]) -> None:
     arrays: dict[str, np.ndarray] = {}
     for name, found in scores.items():
         arrays[name] = _rounded(found.scores)
-        arrays[f"domain|{name.split('|', 1)[1]}"] = found.domain.astype(np.int16)
+        domain = found.domain.astype(np.int16)
+        usual = arrays.setdefault(f"domain|{name.split('|', 1)[1]}", domain)
+        if not np.array_equal(
+            usual, domain
+        ):  # cells with tasks of their own, such as other streams
+            arrays[f"domain|{name}"] = domain
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)

@@ -104,7 +104,7 @@ def _table(opened: Opened) -> Tensor | None:
     source = opened.source
     if not isinstance(source, PictureTasks) or not source.index.holds_features:
         return None
-    return torch.from_numpy(source.index.images[:]).float()
+    return torch.tensor(source.index.images[:], dtype=torch.float32)
 
 
 def _same_class(opened: Opened) -> SameClass:
