@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from tests.training.brief import with_two_inner_steps
 from torchemo.config.presets import preset
 from torchemo.config.registry import Part
 from torchemo.config.run import DataConfig, RunConfig, TrainConfig
@@ -51,6 +52,7 @@ def trained(name, place):
         config = replace(config, memory=config.memory.set(warmup=2))
     if kind in TAMED and regression:  # the paper's inner rate diverges on curves
         config = replace(config, learner=config.learner.set(inner_lr=0.001))
+    config = with_two_inner_steps(config)
     source = open_tasks(config)
     trainer = build_trainer(config, source.shape, place=place)
     for step in range(STEPS):
