@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "reliability.md"
 RECORD = HERE / "recorded.json"
-LONGER = (HERE / "longer.json", HERE / "hour.json")
+HOUR = HERE / "hour.json"
 FLIPS, KILLS = HERE / "flips.json", HERE / "kills.json"
 
 
@@ -81,7 +81,7 @@ def _read(path: Path) -> dict:
 def whole() -> str:
     """Return the page with all recorded figures."""
     parts: dict[str, Callable[[], str]] = {
-        "attack": lambda: attacks([_read(path) for path in (RECORD, *LONGER) if path.exists()]),
+        "attack": lambda: attacks([_read(path) for path in (RECORD, HOUR)]),
         "flips": lambda: flips(_read(FLIPS)),
         "kills": lambda: kills(_read(KILLS)),
     }
