@@ -88,7 +88,7 @@ def table(record: dict) -> str:
             statistics.median(one[name][kind] for one in record["seconds_per_step"])
             for kind in ("processor", "clock")
         ]
-        rows.append(f"| {name} | {found[0]:.2f} | {found[1]:.1f} |")
+        rows.append(f"| {name} | {found[0]:.2f} | {found[1]:.2f} |")
     return "\n".join(rows)
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from importlib import util
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,12 @@ def test_simulations_of_other_sizes_stay_in_the_record_and_other_records_are_ref
     assert str(tmp_path) not in json.dumps(both["cases"])
     with pytest.raises(ConfigError, match="the record that is there is of"):
         records.simulate(Asked(10, 100, "exact", "/"), earlier={"what": "x", "cases": {}})
+
+
+def test_the_record_of_ten_million_slots_meets_the_goals():
+    place = Path(__file__).parents[3] / "benchmarks" / "results" / "simulation.json"
+    case = json.loads(place.read_text())["cases"]["10,000,000 slots, 1,000 bytes, ivfpq"]
+    assert case["recall_at_20"] >= 0.99
+    for recall in (case["fifo"]["recall"], case["clock"]["recall"], case["cold"]):
+        assert recall["median"] < 0.01
+    assert case["peak_mb"] * 2**20 < 4e9
