@@ -26,13 +26,13 @@ def take(value: T, tasks: slice) -> T:
 
 
 def join(values: Sequence[T]) -> T:
-    """Join tasks in order; what they share is that of the first.
+    """Join tasks in order; what they share is that of the first. One value alone is returned as it is.
 
     Example:
         >>> join([{"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)}])["w"].tolist()
         [[0.0, 0.0], [1.0, 1.0]]
     """
-    return cast(T, _zip(list(values), torch.cat))
+    return values[0] if len(values) == 1 else cast(T, _zip(list(values), torch.cat))
 
 
 def _zip(values: list[Any], function: Callable[[list[Tensor]], Tensor]) -> Any:

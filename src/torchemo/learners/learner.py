@@ -366,7 +366,7 @@ def learned(learner: Learner, params: Params) -> Params:
 
 def moving(learner: Learner, tensors: Params) -> Params:
     """Keep what episodes move; a learner may leave a pretrained trunk as it is."""
-    if not isinstance(learner, Freezes):
+    if not tensors or not isinstance(learner, Freezes):
         return tensors
     return {n: t for n, t in tensors.items() if learner.trains(n)}
 

@@ -239,7 +239,8 @@ def _solve_all(
         return solve_heads(learner, headed, begin, episode, held=held, workers=workers, team=team)
 
     def work(group: slice) -> Solved:
-        own, part, memory = take((begin, episode, held), group)
+        whole = (begin, episode, held)
+        own, part, memory = whole if len(groups) == 1 else take(whole, group)
         return solve(learner, own, part, held=memory)
 
     return merge(team.share(lambda own: run_tasks(work, own, workers=workers), groups))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +99,8 @@ def test_listing_presets_does_not_wait_for_torch():
 
 
 def test_a_learner_of_another_distribution_has_a_preset_without_words(torchemo, monkeypatch):
-    monkeypatch.setattr(presets, "_foreign", lambda: {"theirs"})
+    theirs = SimpleNamespace(name="theirs")
+    monkeypatch.setattr(presets, "entry_points", lambda group: [theirs])
     found = {one["name"]: one["about"] for one in torchemo("presets", "--json").json}
     assert found["theirs"] == "A learner of another distribution."
 
