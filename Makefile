@@ -8,9 +8,9 @@ STAMP := $(VENV)/.installed
 export TORCHEMO_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 # What is imported is compiled once and kept; compiling all that is installed beforehand takes a minute longer.
 export PYTHONDONTWRITEBYTECODE =
-# Two test processes with one thread each beat one with two.
+# Two test processes with one thread each beat one with two. The one that is done takes tests of the other.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo docs test unit shapes faults slow rest lint style types bench reproducibility attack clean
 

@@ -75,7 +75,7 @@ class JsonLines:
             self._handle = os.open(self.path, flags, 0o666)
             self._cut(_whole_lines(self._handle))
             self._last = _last_line(self._handle)
-            self.lines = read_regular(self.path).count(b"\n")
+            self.lines = _count_lines(self._handle)
             sync_folder(self.path.parent)
 
     def write(self, event: Event) -> None:
@@ -294,6 +294,12 @@ def _whole_lines(handle: int) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+def _count_lines(handle: int) -> int:
+    """Count the ends of lines in a file."""
+    starts = range(0, os.fstat(handle).st_size, 1 << 20)
+    return sum(read_at(handle, 1 << 20, start).count(b"\n") for start in starts)
 
 
 def _last_line(handle: int) -> bytes:
