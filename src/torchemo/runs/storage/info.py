@@ -103,7 +103,7 @@ def events_of(saved: Manifest) -> int:
     """Return how many events the log of a saved run had; 0 if an earlier version did not count.
 
     Raises:
-        CheckpointError: It is no number of events.
+        CheckpointError: The number cannot be one of events.
     """
     events = saved.info.get("events", 0)
     if not _natural(events):
