@@ -153,12 +153,12 @@ def collect(folder: Path, owner: str, *, keep: set[str]) -> list[str]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name; where a disk has no links, copy it."""
+    """Give a file a second name; where a disk or a system has no links, copy it."""
     try:
         os.link(source, target)
     except FileExistsError:
         raise
-    except OSError:
+    except (OSError, AttributeError):
         shutil.copyfile(source, target)
 
 
